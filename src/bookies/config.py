@@ -432,9 +432,10 @@ class RecoveryConfig:
     """Settings of the auditor and the replication worker of one process."""
 
     lost_bookie_delay_s: int = setting(
-        60,
-        "a bookie unregistered for this time counts as lost; used until the metadata store has a value",
-        low=0,
+        60, "a bookie unregistered for this time counts as lost; used until the metadata store has a value", low=0
+    )
+    lost_bookie_settle_ms: int = setting(
+        0, "time for which a bookie must be unregistered before it counts as lost, even with a delay of 0", low=0
     )
     audit_bookies_interval_s: int = setting(
         86_400,

@@ -19,7 +19,7 @@ from tests.interop.processes import JAVA_SETTINGS, PATIENCE_S, ROOT, Bookie, jav
 from bookies.metadata.interface.recovery_store import AuditKind, Mark
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
-from bookies.protocol.repair.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_named
 from bookies.runtime import aio
 
 HERE = pathlib.Path(__file__).parent
@@ -86,7 +86,7 @@ class Participant:
 @dataclass(frozen=True)
 class Look:
     """What ZooKeeper holds of auto-recovery. `checked_ms`: when all ledgers were checked last; `naming`: ledgers whose
-    records name a bookie for an entry."""
+    records name a bookie."""
 
     auditor: str | None
     checked_ms: int | None
@@ -124,7 +124,7 @@ class Stage:
                 naming = [
                     ledger
                     for ledger in self.written
-                    if bookie and is_stored_on((await driver.read_ledger(ledger)).metadata, BookieId(bookie))
+                    if bookie and is_named((await driver.read_ledger(ledger)).metadata, BookieId(bookie))
                 ]
                 checked_ms = await store.checked_at_ms(AuditKind.ALL_LEDGERS)
                 return Look(await store.auditor(), checked_ms, marks, dict(await store.locks()), naming)
@@ -170,22 +170,25 @@ class Stage:
         wait_until(is_whole, f"{', '.join(running)} are writable")
 
     def fill(self, count: int) -> None:
-        """Closed ledgers, by every client in turn, in every shape; and one that each kind leaves open."""
+        """Closed ledgers, by every client in turn, in every shape, each with one without entries; and one that each
+        kind leaves open."""
         for number in range(count):
-            user, handle, _ = self._write(number)
-            user.ask("close", handle=handle)
+            for entries in (ENTRIES, 0):
+                user, handle, _ = self._write(number, entries)
+                user.ask("close", handle=handle)
         for number in (count, count + 1):
             _, _, ledger = self._write(number)
             self.opened.append(ledger)
 
-    def _write(self, number: int) -> tuple[User, int, int]:
+    def _write(self, number: int, entries: int = ENTRIES) -> tuple[User, int, int]:
         """The writer of an open ledger, its handle there, the ledger."""
         user = self.users[WRITERS[number % len(WRITERS)]]
         ensemble, write_quorum, ack_quorum = SHAPES[(number // len(WRITERS)) % len(SHAPES)]
         made = user.ask("create", ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum)
-        answer = user.ask("append", handle=made["handle"], count=ENTRIES)
-        assert answer["failure"] == "", answer
-        self.written[made["ledger"]] = ENTRIES
+        if entries:
+            answer = user.ask("append", handle=made["handle"], count=entries)
+            assert answer["failure"] == "", answer
+        self.written[made["ledger"]] = entries
         return user, made["handle"], made["ledger"]
 
     def named(self, bookie: str) -> list[int]:

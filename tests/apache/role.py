@@ -28,7 +28,7 @@ async def main(role: str, uri: str) -> None:
     runtime, config = aio.runtime(), configured(RecoveryConfig)
     events, driver = Events("recovery", runtime.clock), connect(uri, runtime, may_create=False)
     async with Client(runtime, driver) as client:
-        membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, events)
+        membership = Membership(driver, runtime.clock, config, events)
         switch = Switch(driver.recovery)
         await membership.start()
         await switch.start()

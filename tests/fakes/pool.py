@@ -61,6 +61,7 @@ class PoolBookie:
     is_limbo: bool = False
     ended_count: int = 0  # of its connections
     has_readers: bool | None = False  # what it answers to an announcement
+    misses_lac: bool = False  # the connection breaks with an announcement
     refuses_adds: type[errors.BookKeeperError] | None = None
     bad_reads: dict[int, type[errors.BookKeeperError]] = field(default_factory=dict)  # by entry
     on_request: Callable[[str, int], None] | None = None
@@ -193,7 +194,7 @@ class FakePool:
         self.announced.append((bookie, last_add_confirmed))
         peer = self.bookies[bookie]
         answer = self._loop.create_future()
-        if peer.is_down:
+        if peer.is_down or peer.misses_lac:
             answer.set_result(errors.BookieUnreachable("down", bookie=bookie))
         elif not peer.is_silent:
             answer.set_result(WriteLacResponse(3, 0, Status.OK, ledger_id, peer.has_readers))

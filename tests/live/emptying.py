@@ -12,7 +12,7 @@ import bookies
 from bookies.admin.cluster import LocalCluster
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
-from bookies.protocol.repair.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_named
 from bookies.runtime import aio
 
 LEDGERS, ENTRIES, SIZE = 60, 20, 1024
@@ -36,7 +36,7 @@ async def look(uri: str, ids: list[int], bookie: str) -> tuple[list[int], list[i
     await driver.open()
     try:
         records = [(await driver.read_ledger(ledger)).metadata for ledger in ids]
-        held = [record.ledger_id for record in records if is_stored_on(record, BookieId(bookie))]
+        held = [record.ledger_id for record in records if is_named(record, BookieId(bookie))]
         marked = [each async for page in driver.recovery.marked_ids() for each in page]
         return held, [*await driver.recovery.locks(), *marked]
     finally:

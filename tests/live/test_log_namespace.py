@@ -9,8 +9,9 @@ import pytest
 from tests.live.command import Done, bk
 
 from bookies.admin.cluster import LocalCluster
-from bookies.distributedlog import Dlsn, blocking
+from bookies.distributedlog import Dlsn, blocking, open_namespace
 from bookies.errors import LogEnded, LogFenced, LogInUse, LogTruncated
+from bookies.runtime import aio
 
 pytestmark = pytest.mark.live
 
@@ -108,3 +109,28 @@ def test_without_asyncio(uri: str) -> None:
         assert namespace.logs() == ["orders"]
         orders.delete()
         assert not orders.exists()
+
+
+def test_a_log_whose_end_is_damaged_is_completed_before_the_damage(uri: str, tmp_path: pathlib.Path) -> None:
+    async def damage() -> None:
+        async with open_namespace(f"{uri}#apps") as namespace:
+            writer = await namespace.log("damaged").lead(ensemble=3, write_quorum=3, ack_quorum=2)
+            await writer.append(b"seven")
+            await writer.flush()
+            assert writer._open is not None
+            await writer._open.ledger.append(b"bad")
+            await writer.abandon()
+
+    aio.run(damage())
+    line = tmp_path / "line"
+    line.write_text("eight\n")
+    refused = log(uri, "append", "damaged", "--input", line)
+    assert (refused.status, "bk log recover damaged --namespace URI --skip-damaged" in refused.err) == (1, True)
+    assert log(uri, "recover", "damaged").status == 1
+    skipped = log(uri, "recover", "damaged", "--skip-damaged", "--json").json()["skipped"]
+    assert len(skipped) == 1
+    assert log(uri, "append", "damaged", "--input", line).status == 0
+    assert log(uri, "recover", "damaged").out.endswith("skipped: 0\n")
+    assert log(uri, "read", "damaged", "--from", "2:0:0").out == "eight\n"
+    assert bk("log", "recover", "damaged", metadata=uri).status == 2
+    assert log(uri, "recover", "nothing").status == 1

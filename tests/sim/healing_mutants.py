@@ -264,7 +264,11 @@ def decommission_in_spite_of_failures(patch: Patch) -> None:
             return None
 
     patch.setattr(Administration, "recover_bookies", recover_bookies)
-    patch.setattr(administration, "is_stored_on", lambda record, bookie: False)
+    patch.setattr(administration, "is_named", lambda record, bookie: False)
+
+
+def leave_names_without_entries(patch: Patch) -> None:
+    patch.setattr(repair_work, "fragments_without_entries", lambda record: [])
 
 
 def take_the_rule_for_a_wish(patch: Patch) -> None:
@@ -294,6 +298,12 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ("surplus replicas are collected during a copy", ("heal-collect",), collect_under_the_lock, None),
     ("a copy goes to a bookie that is a member already", ("heal-worker",), copy_to_a_member, "recovery"),
     ("a bookie is forgotten that is needed", ("heal-drain",), forget_a_bookie_that_is_needed, None),
+    (
+        "a lost bookie stays in records of ledgers without entries",
+        ("heal-empty",),
+        leave_names_without_entries,
+        "recovery-small",
+    ),
     ("what is lost is tried again like everything else", ("heal-lost",), try_what_is_lost_again, None),
     ("what failed is tried again at once", ("heal-target", "heal-lost"), try_again_at_once, "recovery"),
     ("a repair of a ledger does nothing", (), repair_nothing, "operations"),

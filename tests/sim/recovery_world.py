@@ -105,7 +105,8 @@ class World:
             async with self.user.client.create(
                 ensemble=size_, write_quorum=write_quorum, ack_quorum=ack_quorum, **options
             ) as ledger:
-                await ledger.append_many([b"%06d" % number + bytes(size) for number in range(count)])
+                if count:
+                    await ledger.append_many([b"%06d" % number + bytes(size) for number in range(count)])
                 return int(ledger.ledger_id)
 
         return int(await self.act(write()))

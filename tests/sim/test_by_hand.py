@@ -32,11 +32,10 @@ async def by_hand(
 ) -> Any:
     """As the user, who begins to watch the bookies now."""
     user = world.user
-    delay_s = RecoveryConfig().lost_bookie_delay_s
     events = Events("recovery", user.runtime.clock)
 
     async def act() -> Any:
-        membership = Membership(user.driver, user.runtime.clock, delay_s, events, writes_delay=False)
+        membership = Membership(user.driver, user.runtime.clock, RecoveryConfig(), events, writes_delay=False)
         await membership.start()
         try:
             return await ask(ManualRepair(user.driver, user.client.administration(), membership, on_trouble))

@@ -14,6 +14,7 @@ from bookies.lab.sim.world.sim_metadata import StoreFaults
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
+from bookies.protocol.repair.fragments import fragments_to_check
 from bookies.protocol.repair.repair_work import Cause, RepairState, Wait
 from bookies.replication.base.store_outage import AWAY_S
 from bookies.replication.operator import Drain, Operator
@@ -97,6 +98,48 @@ def test_a_bookie_is_emptied_and_forgotten(is_stopped: bool) -> None:
     run(scenario, bookies=6)
 
 
+@pytest.mark.parametrize("way", ["auto-recovery", "drain", "recover", "decommission"])
+def test_no_record_names_a_bookie_that_is_gone_without_entries_either(way: str) -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(quorums, count) for quorums in QUORUMS for count in (0, 1)]
+        ledgers.append(await world.write((3, 3, 2), 10))
+        record = world.record(ledgers[-1])
+        others = tuple(BookieId(f"b{number}") for number in range(1, 7) if f"b{number}" not in record.bookies)
+        ensembles = (*record.ensembles, (10, (B1, *others[-2:])))
+        found = await world.act(world.user.driver.read_ledger(record.ledger_id))
+        await world.act(world.user.driver.write_ledger(record.replace(ensembles=ensembles), found.version))
+        assert names(world, ledgers) > 3
+        fragments = [each for ledger in ledgers for each in fragments_to_check(world.record(ledger), -1)]
+        held = sum(len(each.stored(each.ensemble.index(B1))) for each in fragments if B1 in each.ensemble)
+        if way == "drain":
+            result = await drained(world, drain_of(world))
+            assert (result.is_empty, result.blocked) == (True, [])
+            world.kill("b1")
+        else:
+            world.kill("b1")
+            await asyncio.sleep(15)
+        if way == "auto-recovery":
+            healer = await world.heal()
+            await world.until(lambda: _is(names(world, ledgers) == 0))
+            await world.until(lambda: _none(world))
+            assert healer.recovery.worker.totals.entries == held, "nothing else is copied"
+        elif way == "recover":
+            report = await world.act(world.admin.recover_bookies([B1], dry_run=True))
+            await world.act(world.admin.recover_bookies([B1]))
+            assert len(report.moves) >= 5
+        elif way == "decommission":
+            await world.act(world.admin.decommission(B1))
+        assert names(world, ledgers) == 0
+        assert all([await world.is_whole(each) for each in ledgers])
+        await world.end()
+
+    run(scenario, bookies=6)
+
+
+async def _none(world: World) -> bool:
+    return not await world.marked()
+
+
 def test_an_interrupted_one_goes_on_where_it_was() -> None:
     async def scenario(world: World) -> None:
         ledgers = [await world.write(count=40) for _ in range(20)]
@@ -113,7 +156,7 @@ def test_an_interrupted_one_goes_on_where_it_was() -> None:
         world.kill("b1")
         await asyncio.sleep(15)
         assert await world.act(world.user.driver.recovery.locks()) == {}
-        with pytest.raises(BookKeeperError, match=f"{left} ledgers have entries"):
+        with pytest.raises(BookKeeperError, match=f"{left} ledgers name it"):
             await world.act(drain_of(world).remove())
         result = await drained(world, drain_of(world))
         assert result.is_empty

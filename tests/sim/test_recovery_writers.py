@@ -10,9 +10,10 @@ from tests.sim.recovery_world import World, run
 from tests.sim.test_by_hand import look, repair
 
 from bookies.client.write import LedgerWriter
-from bookies.errors import BookKeeperError
+from bookies.errors import BookKeeperError, LedgerFenced
 from bookies.model import BookieId, BookieMode, LedgerState
 from bookies.protocol.repair.repair_work import Cause, RepairState
+from bookies.replication.auditor import Auditor
 
 
 async def idle_writer(
@@ -105,6 +106,45 @@ def test_a_mark_ends_no_writer_whenever_it_was_made() -> None:
             await world.start(name)
 
         await idle_writer(world, 2, then)
+
+    run(scenario)
+
+
+def test_a_bookie_without_cookie_that_a_mark_names_ends_a_silent_writer_after_the_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the auditor is one of Apache's, no process of ours reads the records."""
+
+    async def is_idle(auditor: Auditor) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Auditor, "run", is_idle)
+
+    async def scenario(world: World) -> None:
+        await world.heal(lost_bookie_delay_s=20, recovery_open_ledger_grace_ms=3_000)
+
+        async def write() -> LedgerWriter:
+            ledger = await world.user.client.create(ensemble=3, write_quorum=3, ack_quorum=2)
+            await ledger.append(b"the last word")
+            return ledger
+
+        ledger = await world.act(write())
+        name = world.record(ledger.ledger_id).last_ensemble[0]
+        world.kill(name)
+        driver = world.user.driver
+        _, version = await world.act(driver.read_cookie(name))
+        await world.act(driver.delete_cookie(name, version))
+        await asyncio.sleep(10)
+        await world.act(driver.recovery.mark(ledger.ledger_id, [name], 0))
+
+        async def sealed() -> bool:
+            return world.record(ledger.ledger_id).is_closed
+
+        assert await world.until(sealed, 40) > 18, "the delay, from when it was seen to be unavailable"
+        await world.until_whole([ledger.ledger_id])
+        assert not world.record(ledger.ledger_id).names(name)
+        with pytest.raises(LedgerFenced):
+            await world.act(ledger.append(b"and on"))
 
     run(scenario)
 
@@ -239,6 +279,29 @@ def test_a_recovery_that_nobody_finishes_is_gone_on_with_after_the_grace_period(
         await world.until(sealed, 15)
         assert world.record(ledger_id).last_entry_id == 4
         await world.until_whole([ledger_id])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_recovery_that_nobody_finishes_is_found_without_a_mark(is_first: bool) -> None:
+    """By the auditor's first check, or by a periodic one."""
+
+    async def scenario(world: World) -> None:
+        if not is_first:
+            await world.heal(recovery_open_ledger_grace_ms=20_000, audit_bookies_interval_s=60)
+            await asyncio.sleep(5)
+        ledger_id = await half_recovered(world)
+        assert await world.marked() == []
+        if is_first:
+            await world.heal(recovery_open_ledger_grace_ms=20_000)
+
+        async def sealed() -> bool:
+            return world.record(ledger_id).is_closed
+
+        assert await world.until(sealed, 95) > 20, "its client might still finish it"
+        await world.until_whole([ledger_id])
+        assert world.healers[0].recovery.auditor.last["lost bookies"].facts["ledgers in recovery"] == 1
 
     run(scenario)
 

@@ -40,6 +40,7 @@ from bookies.errors import (
     LedgerNotFound,
     LogEnded,
     LogFenced,
+    LogRecordCorrupt,
     NotSupported,
     VersionConflict,
 )
@@ -99,12 +100,22 @@ class Dlog:
         async with TimeLimit(timeout, f"read the segments of log {self.name}"):
             return await self._parts.segments()
 
-    async def recover(self, *, timeout: float | None = None) -> None:
-        """Complete the segments of a writer that has died. A writer that is alive is stopped."""
+    async def recover(
+        self, *, skip_damaged: bool = False, timeout: float | None = None
+    ) -> tuple[LogRecordCorrupt, ...]:
+        """Complete the segments of a writer that has died. A writer that is alive is stopped.
+
+        * `skip_damaged`: end a segment whose last entries are damaged before them, and return their errors. Their
+          records are lost. If no entry of the segment is intact, it is removed, and its ledger is kept.
+
+        Raises `LogRecordCorrupt` for a damaged end, unless it is skipped.
+        """
+        damage: list[LogRecordCorrupt] | None = [] if switch("skip_damaged", skip_damaged) else None
         async with TimeLimit(timeout, f"recover log {self.name}"):
             ownership = Ownership(self._parts.runtime, self._parts.store)
             await ownership.load()
-            await recover(self._parts, ownership)
+            await recover(self._parts, ownership, damage)
+        return tuple(damage or ())
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log, its ledgers and its subscriptions for ever. One that does not exist counts as deleted.

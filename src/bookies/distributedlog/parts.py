@@ -69,18 +69,31 @@ def records_of(segment: Segment, entry_id: int, payload: bytes) -> list[SlotReco
 
 
 async def last_record(
-    segment: Segment, ledger: LedgerReader, last_entry: int, *, ignored: int = 0
+    segment: Segment,
+    ledger: LedgerReader,
+    last_entry: int,
+    *,
+    ignored: int = 0,
+    damage: list[LogRecordCorrupt] | None = None,
 ) -> tuple[int, SlotRecord] | None:
     """Return the last record up to an entry, and its entry's id; None: there is none.
 
-    `ignored`: flags of records that do not count. Reads backwards, twice as many entries each time.
+    `ignored`: flags of records that do not count. `damage`: collects the errors of damaged entries, which are skipped;
+    None: they are raised. Reads backwards, twice as many entries each time.
     """
     count = 2
     while last_entry >= 0:
         first = max(0, last_entry - count + 1)
         entries = [entry async for entry in ledger.read(first, last_entry)]
         for entry in reversed(entries):
-            for record in reversed(records_of(segment, entry.id, entry.payload)):
+            try:
+                records = records_of(segment, entry.id, entry.payload)
+            except LogRecordCorrupt as error:
+                if damage is None:
+                    raise
+                damage.append(error)
+                continue
+            for record in reversed(records):
                 if not record.flags & ignored:
                     return entry.id, record
         last_entry, count = first - 1, min(2 * count, SCAN_MAX)
@@ -102,8 +115,11 @@ async def last_of(parts: LogParts) -> tuple[Segment, int, SlotRecord] | None:
     return None
 
 
-async def recover(parts: LogParts, ownership: Ownership) -> None:
+async def recover(parts: LogParts, ownership: Ownership, damage: list[LogRecordCorrupt] | None = None) -> None:
     """Complete every segment in progress, in order: its writer is fenced. Source: distributedlog 4.2.
+
+    `damage`: collects the errors of damaged entries at the end of a segment, which then ends before them; None: they
+    are raised, as Java's writers do. A segment without an intact record is removed, and its ledger is kept.
 
     Raises `LogFenced` (another process changes the list as well), `LogRecordCorrupt`, `RecoveryFailed`.
     """
@@ -112,16 +128,27 @@ async def recover(parts: LogParts, ownership: Ownership) -> None:
         segment = next((segment for segment in segments if not segment.is_completed), None)
         if segment is None:
             return
-        end = await _end_of(parts, segment)
-        if end is None:  # Nothing was acknowledged in it. Its number will be used again.
-            await parts.delete_ledger(segment.ledger_id)
+        damage_before = len(damage or ())
+        try:
+            end = await _end_of(parts, segment, damage)
+        except LogRecordCorrupt as error:
+            raise LogRecordCorrupt(
+                f"log {parts.name} accepts no writer, because its end is damaged: {error.message}; end it before the "
+                f"damage: bk log recover {parts.name} --namespace URI --skip-damaged",
+                ledger_id=error.ledger_id,
+                entry_id=error.entry_id,
+            ) from error
+        if end is None:  # Nothing was acknowledged in it, or it is all damaged. Its number will be used again.
+            if len(damage or ()) == damage_before:
+                await parts.delete_ledger(segment.ledger_id)
             await ownership.remove(segment)
             continue
         await ownership.complete(segment, completed(segments, segment, end, parts.runtime.clock.wall_ms()))
 
 
-async def _end_of(parts: LogParts, segment: Segment) -> LastRecord | None:
-    """Fence a segment's ledger and return its end; None: it is empty, or was deleted as empty."""
+async def _end_of(parts: LogParts, segment: Segment, damage: list[LogRecordCorrupt] | None) -> LastRecord | None:
+    """Fence a segment's ledger and return its end; None: it is empty, was deleted as empty, or is all damaged."""
+    damage_before = len(damage or ())
     try:
         ledger = await parts.client.recover(segment.ledger_id, password=parts.password)
     except LedgerNotFound:
@@ -129,9 +156,11 @@ async def _end_of(parts: LogParts, segment: Segment) -> LastRecord | None:
     try:
         if ledger.last_add_confirmed < 0:
             return None
-        last = await last_record(segment, ledger, ledger.last_add_confirmed)
+        last = await last_record(segment, ledger, ledger.last_add_confirmed, damage=damage)
     finally:
         await ledger.close()
+    if last is None and len(damage or ()) > damage_before:
+        return None
     if last is None:
         raise LogRecordCorrupt(f"segment {segment.lssn} has entries without records", ledger_id=segment.ledger_id)
     entry_id, record = last

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 from tests.fakes.distributedlog import Place, in_namespace
 
-from bookies.distributedlog import BEFORE_FIRST, Dlog, Dlsn, Record
+from bookies.distributedlog import BEFORE_FIRST, Dlog, Dlsn, Record, parts
 from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
@@ -221,8 +222,41 @@ def test_an_entry_that_is_no_record_is_an_error_of_its_place() -> None:
         await (await namespace.client.recover(writer._open.ledger.ledger_id)).close()
         with pytest.raises(LogRecordCorrupt, match=r"segment 1: the entry has 3 bytes.*entry 1"):
             await numbers(log)
-        with pytest.raises(LogRecordCorrupt, match="entry 1"):
+        with pytest.raises(LogRecordCorrupt, match=r"orders accepts no writer.*3 bytes.*log recover orders.*entry 1"):
             await log.lead()
+        with pytest.raises(LogRecordCorrupt, match="--skip-damaged"):
+            await log.recover()
+        [skipped] = await log.recover(skip_damaged=True)
+        assert (skipped.ledger_id, skipped.entry_id) == (writer._open.ledger.ledger_id, 1)
+        assert await log.recover(skip_damaged=True) == ()
+        [segment] = await log.segments()
+        assert (segment.is_completed, segment.last_entry, segment.record_count) == (True, 0, 1)
+        async with log.lead() as following:
+            await following.append(b"8")
+        with pytest.raises(LogRecordCorrupt, match=r"read on from 1:2:0"):
+            await numbers(log)
+        async with log.open() as reader:
+            assert [record.payload async for record in reader.read(Dlsn(1, 2, 0))] == [b"8"]
+
+    in_namespace(act)
+
+
+def test_a_segment_without_an_intact_entry_is_removed_and_its_ledger_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(place: Place) -> None:
+        namespace = await place.namespace()
+        await written(place)
+        log = namespace.log("orders")
+        before = await log.segments()
+        writer = await log.lead()
+        await writer.append(b"7")
+        assert writer._open is not None
+        ledger_id = writer._open.ledger.ledger_id
+        await writer.abandon()
+        damaged = Mock(side_effect=LogRecordCorrupt("no record"))
+        monkeypatch.setattr(parts, "records_of", damaged)
+        assert len(await log.recover(skip_damaged=True)) == damaged.call_count > 0
+        assert await log.segments() == before
+        assert (await namespace.client.metadata(ledger_id)).is_closed
 
     in_namespace(act)
 

@@ -1,4 +1,4 @@
-"""`bk log`: create, append, read, tail, truncate, cursors, retention, history, compact, reap, show, list, delete.
+"""`bk log`: its verbs, as `COMMANDS` in `admin/shared/nouns.py` lists them.
 
 A log is an ordered list of ledgers changed by compare-and-swap. `append` takes the lead and appends one entry per line
 of stdin, in the log's record format; it may be repeated. Positions are `LEDGER:ENTRY`.
@@ -463,6 +463,12 @@ def _append_to_either(arguments: argparse.Namespace) -> Report | int:
     return namespace_log.append(arguments)
 
 
+def _recover(arguments: argparse.Namespace) -> Report | int:
+    from bookies.admin.logs import namespace_log
+
+    return namespace_log.recover(arguments)
+
+
 _NAMESPACE = Option(
     "--namespace URI",
     "use a log of DistributedLog, with positions SEGMENT:ENTRY:SLOT or txid:NUMBER. URI: distributedlog://HOST/PATH, "
@@ -576,6 +582,16 @@ VERBS = (
         Option("--delete NAME", "delete a cursor: truncation no longer respects it"),
     ),
     *log_retention.VERBS,
+    verb(
+        "log recover",
+        "complete a log of DistributedLog whose writer is gone, also if its end is damaged; a live writer is stopped",
+        "bk log recover orders --namespace distributedlog://zk1:2181/messaging --skip-damaged",
+        _recover,
+        _LOG,
+        _NAMESPACE,
+        _PASSWORD,
+        Option("--skip-damaged", "end the log before damaged entries, whose records are lost", bool),
+    ),
     verb(
         "log reap",
         "delete the ledgers of transactions that will not commit",

@@ -162,6 +162,25 @@ async def truncate(namespace: Namespace, arguments: argparse.Namespace) -> Repor
     return await show(namespace, arguments) if arguments.json else Report({})
 
 
+def recover(arguments: argparse.Namespace) -> Report | int:
+    """Complete the segments of a log without a writer."""
+    if arguments.namespace is None:
+        raise UsageError("bk log recover is for logs of DistributedLog: pass --namespace. Others recover with a writer")
+    return on_namespace(arguments, _recover)
+
+
+async def _recover(namespace: Namespace, arguments: argparse.Namespace) -> Report:
+    log = namespace.log(arguments.log)
+    await log.segments()  # Raises if there is no such log.
+    skipped = await log.recover(skip_damaged=arguments.skip_damaged)
+    facts = {"log": log.name, "skipped": [{"ledger": error.ledger_id, "entry": error.entry_id} for error in skipped]}
+    lines = [f"skipped: {error}" for error in skipped]
+    return Report(
+        facts,
+        [*lines, f"log {log.name} has no segment in progress; damaged entries that were skipped: {len(skipped):,}"],
+    )
+
+
 async def delete(namespace: Namespace, arguments: argparse.Namespace) -> Report | int:
     """Delete a log."""
     log = namespace.log(arguments.log)

@@ -31,8 +31,7 @@ async def present_membership(session: Session) -> AsyncIterator[Membership]:
     from bookies.runtime.events import Events
 
     clock = session.runtime.clock
-    delay_s = RecoveryConfig().lost_bookie_delay_s
-    membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
+    membership = Membership(session.driver, clock, RecoveryConfig(), Events("recovery", clock), writes_delay=False)
     try:
         await membership.start()
         yield membership

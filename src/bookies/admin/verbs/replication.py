@@ -346,5 +346,7 @@ def _described_move(move: Move) -> dict[str, object]:
 def _move_row(move: Move) -> tuple[object, ...]:
     """Return the cells of a move. The last entry of an open ledger is unknown."""
     entries = f"{move.first:,} and later" if move.needs_sealing else f"{move.first:,} to {move.last:,}"
+    if move.last < move.first and not move.needs_sealing:
+        entries = "none"
     bookies = ", ".join(f"{old} again" if old == new else f"{old} -> {new}" for _, old, new in move.replacements)
     return move.ledger_id, entries, bookies, "is sealed first" if move.needs_sealing else ""

@@ -26,7 +26,7 @@ from bookies.metadata.interface import Watch
 from bookies.metadata.interface.driver import BookieSet
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.protocol.repair import Fragment
-from bookies.protocol.repair.fragments import ReplicaVerdict, is_stored_on
+from bookies.protocol.repair.fragments import ReplicaVerdict, is_named
 from bookies.protocol.repair.repair_work import Circumstances, Loss
 from bookies.protocol.repair.replicate import unknown_replicas
 
@@ -94,7 +94,8 @@ class Administration(ReplicaTools):
         self, repair: LedgerRepair, outcome: Outcome, lost: Collection[BookieId]
     ) -> list[BookKeeperError]:
         """Return what keeps a ledger from being whole: unknown replicas, fragments not copied, lost entries."""
-        failures: list[BookKeeperError] = []
+        with_entries = [verdict.fragment.first for verdict in outcome.verdicts]
+        failures = [error for first, error in repair.failures.items() if first not in with_entries]
         for verdict in outcome.verdicts:
             fragment = verdict.fragment
             failures += [_unknown_replica(fragment, replica) for replica in unknown_replicas(verdict, lost)]
@@ -191,7 +192,7 @@ class Administration(ReplicaTools):
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> RecoveryReport:
-        """Copy all replicas of a stopped bookie to others, and verify that no record names it for an entry.
+        """Copy all replicas of a stopped bookie to others, and verify that no record names it.
 
         `bytes_per_s`, `progress`: as in `recover_bookies`. `timeout`: seconds. Raises `InvalidArgument` while the
         bookie is registered, `ReplicationFailed`.
@@ -203,7 +204,7 @@ class Administration(ReplicaTools):
             report = await self.recover_bookies([bookie], bytes_per_s=bytes_per_s, progress=progress)
             still = await self.ledgers_on([bookie])
         for ledger_id, record in still.items():
-            if is_stored_on(record, bookie):
+            if is_named(record, bookie):
                 raise ReplicationFailed(
                     "the ledger names the bookie again: its writer has not detected the failure yet; repeat it",
                     ledger_id=ledger_id,

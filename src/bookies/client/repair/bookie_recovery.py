@@ -23,7 +23,7 @@ from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
 from bookies.protocol.repair import Fragment
-from bookies.protocol.repair.fragments import fragments_to_check
+from bookies.protocol.repair.fragments import fragments_to_check, fragments_without_entries
 from bookies.protocol.repair.repair_work import Circumstances, jobs_without
 from bookies.runtime.tasks import all_of
 
@@ -122,7 +122,8 @@ class BookieRecovery:
         except BookKeeperError as error:
             self._not_begun(ledger_id, error)
             return
-        fragments = fragments_to_check(versioned.metadata, confirmed)
+        record = versioned.metadata
+        fragments = [*fragments_to_check(record, confirmed), *fragments_without_entries(record)]
         jobs = jobs_without(fragments, self._bookies, self._circumstances.lost)
         rules = RepairRules(
             circumstances=lambda: self._circumstances,

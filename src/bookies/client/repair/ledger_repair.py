@@ -330,8 +330,10 @@ class LedgerRepair:
         if isinstance(error, MetadataError):
             return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
         if isinstance(error, NotEnoughBookies):
-            reason = error.message + self._rules.circumstances().left_out(fragment.ensemble)
-            return [*problems, Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
+            reason, last = error.message + self._rules.circumstances().left_out(fragment.ensemble), fragment.last
+            if last < fragment.first:
+                reason, last = f"no entry is missing, but the record names a bookie for later ones: {reason}", -1
+            return [*problems, Wait(Cause.TARGET, fragment.first, last, None, reason)]
         return [*problems, await self._explained(fragment, error, ledger)]
 
     def _still_to_replace(self, job: Job) -> list[int]:

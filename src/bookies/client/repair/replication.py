@@ -297,8 +297,8 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
 
 
 def _size_of(fragment: Fragment, record: LedgerMetadata) -> int:
-    """Estimate the bytes of one replica of a fragment; 0: unknown, because the ledger is not closed."""
-    if not record.is_closed:
+    """Estimate the bytes of one replica of a fragment; 0: it has no entries, or the ledger is not closed."""
+    if not record.is_closed or fragment.last < fragment.first:
         return 0
     share = (fragment.last - fragment.first + 1) / (record.last_entry_id + 1)
     return round(record.length * share * record.write_quorum / record.ensemble_size)

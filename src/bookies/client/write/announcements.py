@@ -1,6 +1,7 @@
 """`LedgerAnnouncements`: sends the last add confirmed of one writer to the bookies that `protocol` chooses.
 
-Best effort: safety does not depend on it, and the next entry or the seal repeats it.
+Best effort: safety does not depend on it. An announcement that failed for a reason that may pass is repeated with
+growing pauses, because the next entry or the seal may be far off.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 from bookies.client.transport.unanswered import Outcome
 from bookies.client.write.adds import AddPool
 from bookies.client.write.closing import LedgerCloser, OpenLedger
+from bookies.client.write.lac_announcer import LacAnnouncer
 from bookies.errors import BookKeeperError
 from bookies.model import BookieId
 from bookies.protocol.ledger.announcement import Announcements
@@ -30,10 +32,18 @@ class AnnouncingWriter(Protocol):
 class LedgerAnnouncements:
     """The announcements of one writer, which `LacAnnouncer` calls. See `protocol.ledger.announcement`."""
 
-    __slots__ = ("_closer", "_ledger", "_pool", "_rule", "_writer")
+    __slots__ = ("_announcer", "_closer", "_ledger", "_pool", "_rule", "_writer")
 
-    def __init__(self, writer: AnnouncingWriter, ledger: OpenLedger, closer: LedgerCloser, pool: AddPool) -> None:
+    def __init__(
+        self,
+        writer: AnnouncingWriter,
+        ledger: OpenLedger,
+        closer: LedgerCloser,
+        pool: AddPool,
+        announcer: LacAnnouncer,
+    ) -> None:
         self._writer = writer
+        self._announcer = announcer
         self._ledger = ledger
         self._closer = closer
         self._pool = pool
@@ -72,6 +82,15 @@ class LedgerAnnouncements:
         """Tell the bookies of the last entry that were not told; report whether there were any."""
         return self._announce(self._rule.when_idle)
 
+    @property
+    def repeats(self) -> int:
+        """Return how often the last announcement was repeated."""
+        return self._rule.repeats
+
+    def repeat(self) -> None:
+        """Tell the last add confirmed again to bookies whose announcement failed, unless it is superseded."""
+        self._announce(lambda last_add_confirmed, carried, *_: self._rule.repeat(last_add_confirmed, carried))
+
     def _announce(self, choose: Callable[[int, int, int, int], Sequence[int]]) -> bool:
         record, pipeline, channel, _ = self._ledger
         if not pipeline.is_open or self._closer.is_sealing:
@@ -88,13 +107,28 @@ class LedgerAnnouncements:
                     ensemble[position], metadata.ledger_id, last_add_confirmed, channel.frames.master_key, body
                 )
                 self._rule.sent()
-                answer.add_done_callback(partial(self._answered, ensemble[position], position == self._rule.first))
+                answered = partial(self._answered, ensemble[position], position, last_add_confirmed)
+                answer.add_done_callback(partial(answered, position == self._rule.first))
         return True
 
-    def _answered(self, bookie: BookieId, is_first: bool, answer: asyncio.Future[Outcome]) -> None:
+    def _answered(
+        self,
+        bookie: BookieId,
+        position: int,
+        last_add_confirmed: int,
+        is_first: bool,
+        answer: asyncio.Future[Outcome],
+    ) -> None:
         has_readers = False
         if not answer.cancelled():
-            with contextlib.suppress(BookKeeperError):
+            try:
                 response = self._pool.check(bookie, answer.result(), WriteLacResponse)
                 has_readers = is_first if response.has_readers is None else response.has_readers
+            except BookKeeperError as error:
+                if (
+                    error.retriable
+                    and self._ledger.pipeline.is_open
+                    and self._rule.failed(position, last_add_confirmed)
+                ):
+                    self._announcer.failed(self)
         self._rule.answered(is_first=is_first, has_readers=has_readers)

@@ -5,7 +5,8 @@ An entry carries the last add confirmed at the moment it was sent. An entry that
 * at once, if readers are known to wait for it, and no queued entry is about to carry it. While other entries are in
   flight, the next one gets a moment (`MOMENT_S`) to carry it;
 * at once as well if nothing was confirmed in the last interval: that is how waiting readers become known;
-* after the interval, if the writer is idle: to the bookies that were not told.
+* after the interval, if the writer is idle: to the bookies that were not told;
+* again, if a bookie could not be told: after the interval, then with pauses that double, up to `REPEAT_MAX_S`.
 
 All writers of a client share one `LacAnnouncer`: a queue ordered by the time when they may become idle, and one timer,
 so a busy writer without readers costs one check per interval. Announcements yield to other work: a timer that fires
@@ -20,11 +21,14 @@ import asyncio
 from itertools import takewhile
 from typing import Protocol
 
+from bookies.protocol.pacing import doubled
+
 LATE_S = 0.01  # a timer this late means that the loop has other work
 AT_ONCE = 64  # idle ledgers announced by one firing of the timer
 AT_ONCE_BUSY = 2  # the same if the loop has other work, and for ledgers with entries in flight
 STEP_S = 0.05  # between two firings while due writers are left
 MOMENT_S = 0.0005  # for the next entry to carry the news, while others are in flight
+REPEAT_MAX_S = 10.0  # longest pause before an announcement that failed is repeated
 CROWD = 16  # ledgers with news in one loop iteration, above which only those with known readers are announced
 
 
@@ -51,6 +55,13 @@ class LacSource(Protocol):
     def when_idle(self) -> bool:
         """Tell the bookies of the last entry that were not told; report whether there were any."""
 
+    @property
+    def repeats(self) -> int:
+        """Return how often the last announcement was repeated."""
+
+    def repeat(self) -> None:
+        """Tell the last add confirmed again to bookies whose announcement failed, unless it is superseded."""
+
 
 class LacAnnouncer:
     """Announces the last add confirmed of writers. `interval_s`: seconds until a writer is idle; 0: never."""
@@ -63,6 +74,7 @@ class LacAnnouncer:
         self._confirmed: dict[LacSource, None] = {}  # in this loop iteration, with readers
         self._moments: dict[LacSource, int] = {}  # what the next entry of a busy writer may still carry
         self._moment: asyncio.TimerHandle | None = None
+        self._repeats: dict[LacSource, asyncio.TimerHandle] = {}
 
     def confirmed(self, writer: LacSource) -> None:
         """Announce what the writer has confirmed, now or later: see above."""
@@ -79,11 +91,23 @@ class LacAnnouncer:
             self._loop.call_soon(self._announce_confirmed)
         self._confirmed[writer] = None
 
+    def failed(self, writer: LacSource) -> None:
+        """Repeat the writer's announcement after a pause: a bookie could not be told."""
+        if self._interval_s and writer not in self._repeats:
+            pause_s = doubled(self._interval_s, REPEAT_MAX_S, writer.repeats)
+            self._repeats[writer] = self._loop.call_later(pause_s, self._repeat, writer)
+
+    def _repeat(self, writer: LacSource) -> None:
+        del self._repeats[writer]
+        writer.repeat()
+
     def forget(self, writer: LacSource) -> None:
         """Drop a writer that has ended. Idempotent."""
         self._due.pop(writer, None)
         self._confirmed.pop(writer, None)
         self._moments.pop(writer, None)
+        if (repetition := self._repeats.pop(writer, None)) is not None:
+            repetition.cancel()
         if not self._due and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -91,7 +115,7 @@ class LacAnnouncer:
     def stop(self) -> None:
         """Stop announcing. Idempotent."""
         self._interval_s = 0.0
-        for writer in list(self._due):
+        for writer in [*self._due, *self._repeats]:
             self.forget(writer)
         if self._moment is not None:
             self._moment.cancel()

@@ -113,7 +113,7 @@ class LedgerWriter:
         self._scheduler = context.scheduler
         self._is_held = False  # queued entries wait for those in flight
         self._announcer = context.announcer
-        self._announcements = LedgerAnnouncements(self, ledger, self._closer, self._pool)
+        self._announcements = LedgerAnnouncements(self, ledger, self._closer, self._pool, context.announcer)
         self._counts = context.pool.counts
         self._latency = context.pool.latency
         self._timed_last = -1  # last entry of the batch that is being timed; -1: none

@@ -9,6 +9,8 @@ A bookie of ours says in its answer whether readers waited for the announcement.
 one where readers wait. A reader does not wait between two questions, so the writer goes on until some announcements in
 a row have found no reader.
 
+An announcement that failed is repeated, until it succeeds or a later LAC is announced or carried by an entry.
+
 Source: client-protocol 2.15 and 3.6.
 """
 
@@ -25,7 +27,7 @@ UNANSWERED_MAX = 8  # announcements without an answer, above which only idle wri
 class Announcements:
     """State of one writer's announcements: what was told, and whether readers wait for more."""
 
-    __slots__ = ("_elsewhere_left", "_left", "_told", "_told_all", "_unanswered", "first")
+    __slots__ = ("_elsewhere_left", "_failed", "_left", "_told", "_told_all", "_unanswered", "first", "repeats")
 
     def __init__(self) -> None:
         self._told = -1  # the LAC that was announced last
@@ -34,6 +36,8 @@ class Announcements:
         self._left = 0  # announcements to the first bookie that may still find no reader
         self._elsewhere_left = 0  # to another bookie
         self._unanswered = 0
+        self._failed: dict[int, None] = {}  # positions that were not told, although the LAC was announced
+        self.repeats = 0  # of the LAC that was announced last
 
     @property
     def has_readers(self) -> bool:
@@ -65,11 +69,25 @@ class Announcements:
     def _tell_first(self, last_add_confirmed: int, carried: int, ensemble_size: int) -> None:
         self.first = (max(self._told, carried) + 1) % ensemble_size
         self._told = last_add_confirmed
+        self._failed, self.repeats = {}, 0
 
     def _others(self, last_add_confirmed: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
         self._told_all = last_add_confirmed
         positions = write_set(last_add_confirmed, ensemble_size, write_quorum)
         return tuple(position for position in positions if position != self.first)
+
+    def failed(self, position: int, last_add_confirmed: int) -> bool:
+        """Record that a bookie was not told this LAC; report whether to `repeat` that. A later LAC supersedes it."""
+        if last_add_confirmed != self._told:
+            return False
+        self._failed[position] = None
+        return True
+
+    def repeat(self, last_add_confirmed: int, carried: int) -> Sequence[int]:
+        """Return the positions to tell again."""
+        positions, self._failed = tuple(self._failed), {}
+        self.repeats += 1
+        return positions if carried < last_add_confirmed == self._told else ()
 
     def sent(self) -> None:
         """Record an announcement to one bookie, which `answered` follows."""

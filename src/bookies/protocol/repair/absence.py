@@ -25,16 +25,19 @@ from bookies.protocol.quorums.quorum import write_sets_of
 
 NEVER = float("inf")
 MASS_DELAY_S = 30.0
-SETTLE_S = 1.0  # minimum of any absence: a bookie that changes its mode may be in neither set for a moment
 HURRY_S = 5.0  # minimum of absences that together endanger ledgers, before those ledgers are marked
 ENDANGERED_COUNT = 2  # bookies away that share entries; a single one waits for the delay
 
 
 class Absence:
-    """Absences in one cluster. Report the bookies with `expect` and `observe`, then query."""
+    """Absences in one cluster. Report the bookies with `expect` and `observe`, then query.
 
-    def __init__(self, delay_s: float) -> None:
+    settle_s: minimum of any absence. A bookie of Apache's that changes its mode is in neither set for a moment.
+    """
+
+    def __init__(self, delay_s: float, settle_s: float = 0.0) -> None:
         self.delay_s = delay_s
+        self._settle_s = settle_s
         self._expected: dict[BookieId, None] = {}
         self._since: dict[BookieId, float] = {}  # of those that are away
         self._maintenance: Mapping[BookieId, float] = {}  # end of each
@@ -96,7 +99,7 @@ class Absence:
             return None
         if bookie in self._declared:
             return since
-        settled_at = since + SETTLE_S
+        settled_at = since + self._settle_s
         if since <= self._mass_at:  # Bookies return one by one, but the last of them were part of the mass absence.
             settled_at = MASS_DELAY_S + (since if self.is_mass else self._mass_at)
         return max(since + self.delay_s, settled_at, self._maintenance.get(bookie, since))

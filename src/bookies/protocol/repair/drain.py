@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, LedgerMetadata, fragments_of
+from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.quorums.quorum import write_sets_of
 from bookies.protocol.repair.fragments import Fragment
 
@@ -27,8 +28,10 @@ FORECAST_AFTER = 0.05  # of the work
 def replicas_elsewhere(record: LedgerMetadata, away: Collection[BookieId]) -> int:
     """Return how many replicas, by the record, the entry with the fewest has left when these bookies are away.
 
-    Entries that a writer may yet add count. A ledger without entries has its write quorum left.
+    Entries that a writer may yet add count. A ledger without entries, or in files, has its write quorum left.
     """
+    if is_given_up(record):
+        return record.write_quorum
     size = record.ensemble_size
     # The last fragment of a ledger that is not closed may receive entries of every write set.
     end = record.last_entry_id if record.is_closed else record.ensembles[-1][0] + size - 1

@@ -29,7 +29,7 @@ from bookies.protocol.quorums.quorum import next_stored, stores, write_sets_of
 
 
 class Fragment(Struct, frozen=True):
-    """Entries first..last of a ledger, which share an ensemble; never empty.
+    """Entries first..last of a ledger, which share an ensemble; without entries if `last` is before `first`.
 
     `is_doubtful`: its only entry may never have been written.
     """
@@ -128,6 +128,18 @@ def fragments_to_check(record: LedgerMetadata, last_add_confirmed: int) -> list[
     return fragments
 
 
+def fragments_without_entries(record: LedgerMetadata) -> list[Fragment]:
+    """Return the fragments of a closed ledger that hold no entries: its last one at most.
+
+    No replica can be missing there, but the record names bookies for it, lost ones too.
+    """
+    first, ensemble = record.ensembles[-1]
+    if not record.is_closed or first <= record.last_entry_id or is_given_up(record):
+        return []
+    quorum, ack_quorum = record.write_quorum, record.ack_quorum
+    return [Fragment(record.ledger_id, first, record.last_entry_id, ensemble, quorum, True, ack_quorum=ack_quorum)]
+
+
 def fragments_on(fragments: Sequence[Fragment], bookies: Collection[BookieId]) -> list[tuple[Fragment, list[int]]]:
     """Return the fragments whose ensemble has any of these bookies, with the bookies' positions."""
     matches = []
@@ -156,6 +168,11 @@ def is_stored_on(record: LedgerMetadata, bookie: BookieId) -> bool:
         if next_stored(position, first, len(ensemble), record.write_quorum) <= last:
             return True
     return False
+
+
+def is_named(record: LedgerMetadata, bookie: BookieId) -> bool:
+    """Report whether the record names the bookie, for entries or without any, and a repair can replace it there."""
+    return record.names(bookie) and not is_given_up(record)
 
 
 def missing_runs(expected: Sequence[int], held: Sequence[range]) -> list[range]:

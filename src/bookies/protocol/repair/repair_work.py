@@ -34,15 +34,16 @@ from msgspec import Struct, field
 
 from bookies.errors import BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.placement.placement_proof import abbreviated
 from bookies.protocol.quorums import write_set
 from bookies.protocol.repair.fragments import (
     Fragment,
+    FragmentCheck,
     FragmentVerdict,
     ReplicaState,
     ReplicaVerdict,
     fragments_on,
+    fragments_without_entries,
     state_of,
 )
 
@@ -205,6 +206,9 @@ def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumst
             _assess_growing(
                 verdict, circumstances, assessment, is_last=verdict.fragment.first == record.ensembles[-1][0]
             )
+    for fragment in fragments_without_entries(record):  # By the registrations alone: there is no entry to ask for.
+        check = FragmentCheck(fragment, circumstances.registered, 0, lambda count: 0)
+        _assess_finished(check.verdict(), circumstances, assessment)
     assessment.jobs.sort(key=lambda job: job.good)
     return assessment
 
@@ -229,10 +233,15 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, ass
     unknown: list[int] = []
     claimed: list[int] = []
     for replica in verdict.replicas:
-        if fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
-            continue  # A short fragment has no entry at this position, so none can be missing.
         is_leaving = replica.bookie in circumstances.leaving
-        if replica.state is ReplicaState.OK:
+        if fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
+            # A short fragment has no entry at this position, so none can be missing. Only the name is replaced.
+            if is_leaving or replica.bookie in circumstances.lost:
+                replaced.append(replica.position)
+            elif replica.state is not ReplicaState.OK:  # If it becomes lost, its mark is still needed.
+                last = fragment.last if fragment.last >= fragment.first else INVALID_ENTRY_ID
+                assessment.waits.append(_wait_for(fragment, replica, circumstances)._replace(last=last))
+        elif replica.state is ReplicaState.OK:
             if is_leaving:
                 replaced.append(replica.position)
         elif replica.state is ReplicaState.MISSING:
@@ -251,7 +260,7 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, ass
     stuck = {position for members in hopeless for position in members}
     moved = [position for position in replaced if position not in stuck]
     if renewed or moved:
-        assessment.jobs.append(Job(verdict, tuple(renewed), tuple(moved), _good(verdict, [*renewed, *moved]) or 0))
+        assessment.jobs.append(Job(verdict, tuple(renewed), tuple(moved), _good(verdict, [*renewed, *moved])))
     for position in sorted(stuck.intersection(claimed)):
         assessment.waits.append(_wait_for(fragment, verdict.replicas[position], circumstances))
     lost = [
@@ -260,15 +269,15 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, ass
     assessment.losses += _losses(verdict, lost)
 
 
-def _good(verdict: FragmentVerdict, positions: Collection[int]) -> int | None:
-    """Return the fewest good replicas of any entry that these positions store; None: they store none."""
+def _good(verdict: FragmentVerdict, positions: Collection[int]) -> int:
+    """Return the fewest good replicas of any entry that these positions store; all, if they store none."""
     good = verdict.positions(ReplicaState.OK)
     counts = [
         sum(position in good for position in members)
         for members in verdict.fragment.write_sets
         if any(position in positions for position in members)
     ]
-    return min(counts, default=None)
+    return min(counts, default=verdict.fragment.write_quorum)
 
 
 def most_urgent_first(
@@ -283,7 +292,7 @@ def most_urgent_first(
 
     def urgency(position: int) -> tuple[bool, int, int]:
         rank = leaving.index(ensemble[position]) if ensemble[position] in leaving else len(leaving)
-        return position in good, _good(verdict, [position]) or 0, rank
+        return position in good, _good(verdict, [position]), rank
 
     return sorted(positions, key=urgency)
 
@@ -322,8 +331,6 @@ def _assess_growing(
     fragment = verdict.fragment
     undecided = "whether the last add confirmed has got beyond these entries is not known yet"
     for replica in verdict.replicas:
-        if not is_last and fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
-            continue
         if not is_last and replica.bookie in circumstances.lost:
             assessment.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is lost; {undecided}"))
         elif replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:
@@ -377,15 +384,3 @@ def judge_entry(
             replica = ReplicaVerdict(fragment.ensemble.index(bookie), bookie, state_of(error), entry_id, error)
             return _wait_for(fragment, replica, circumstances)._replace(first=entry_id, last=entry_id)
     return Loss(entry_id, entry_id, tuple(evidence))
-
-
-def fewest_left(record: LedgerMetadata, lost: Collection[BookieId]) -> int:
-    """Return how many replicas, by the record alone, the entry with the fewest has left without these bookies."""
-    size = record.ensemble_size
-    if not lost or is_given_up(record):
-        return record.write_quorum
-    return min(
-        sum(ensemble[position] not in lost for position in write_set(start, size, record.write_quorum))
-        for _, ensemble in record.ensembles
-        for start in range(size)
-    )

@@ -1,7 +1,7 @@
 """Auditor: detects lost bookies, marks the ledgers that need them, and checks replicas periodically.
 
 It runs three tasks. One follows the bookies. When a bookie counts as lost, or is to be emptied, the task reads every
-ledger's record and marks those that need the bookie. When several bookies are away that are not lost yet, it marks the
+ledger's record and marks those that name the bookie. When several bookies are away that are not lost yet, it marks the
 ledgers with one replica left (`protocol/repair/absence.py` says why only these). The second task runs the periodic
 checks that are due, which ask bookies and take long, in one pass over the records. The third applies the retention
 of logs.
@@ -105,7 +105,7 @@ class Auditor:
             await self._wait(next_check - loop.time())
 
     async def _find_ledgers_of(self, lost: Sequence[BookieId]) -> bool:
-        """Mark the ledgers that need these bookies, which are lost or to be emptied. False: switched off meanwhile."""
+        """Mark the ledgers that name these bookies, which are lost or to be emptied. False: switched off meanwhile."""
         check = LostBookies(lost)
         if not await self._pass([check], self._rate):
             return False

@@ -23,6 +23,7 @@ from bookies.protocol.repair.fragments import (
     ReplicaState,
     fragments_on,
     fragments_to_check,
+    is_named,
     is_stored_on,
 )
 from bookies.replication.base import Membership
@@ -48,7 +49,8 @@ class Check(Protocol):
 
 
 class LostBookies:
-    """Check for ledgers that need one of these bookies, which are lost or to be emptied.
+    """Check for ledgers whose record names one of these bookies, which are lost or to be emptied, and for ledgers in
+    recovery, whose client may be gone. The worker leaves that client a grace period, and then continues the recovery.
 
     `named`: collects the bookies that records name.
     """
@@ -60,16 +62,24 @@ class LostBookies:
         self._lost = lost
         self.named: dict[BookieId, None] = {}
         self._ensemble_size = 0  # the largest of ledgers that may be written to
+        self._in_recovery = 0
 
     async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
         if ledger.metadata.state is LedgerState.OPEN:
             self._ensemble_size = max(self._ensemble_size, ledger.metadata.ensemble_size)
         if not is_given_up(ledger.metadata):  # No bookie has to return for a ledger in files.
             self.named.update(dict.fromkeys(ledger.metadata.bookies))
-        return [bookie for bookie in self._lost if is_stored_on(ledger.metadata, bookie)] or None
+        is_in_recovery = ledger.metadata.state is LedgerState.IN_RECOVERY
+        self._in_recovery += is_in_recovery
+        named = [bookie for bookie in self._lost if is_named(ledger.metadata, bookie)]
+        return named if named or is_in_recovery else None
 
     def facts(self) -> dict[str, object]:
-        return {"lost": list(self._lost), "largest ensemble of open ledgers": self._ensemble_size}
+        return {
+            "lost": list(self._lost),
+            "largest ensemble of open ledgers": self._ensemble_size,
+            "ledgers in recovery": self._in_recovery,
+        }
 
 
 class Endangered:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
+from bookies.config import RecoveryConfig
 from bookies.errors import MetadataCorrupt
 from bookies.metadata.interface import MetadataDriver, Watch
 from bookies.metadata.interface.driver import BookieSet
@@ -84,23 +85,30 @@ class _StoredDelay:
 class Membership:
     """Membership of a cluster's bookies.
 
-    delay_s: lost-bookie delay until the store's own is read.
-    writes_delay: write it to the store if the store has none.
+    config: has the lost-bookie delay until the store's own is read, and the minimum of any absence.
+    writes_delay: write the delay to the store if the store has none.
     """
 
     def __init__(
-        self, driver: MetadataDriver, clock: Clock, delay_s: int, events: Events, *, writes_delay: bool = True
+        self,
+        driver: MetadataDriver,
+        clock: Clock,
+        config: RecoveryConfig,
+        events: Events,
+        *,
+        writes_delay: bool = True,
     ) -> None:
         self._driver = driver
         self._clock = clock
-        self._delay_s = delay_s
+        self._delay_s = config.lost_bookie_delay_s
         self._writes_delay = writes_delay
         self._notes = _KnownNotes(BookieNotes(driver, clock.wall_ms), self._note_changed)
         self._delay = _StoredDelay(driver, events)
-        self.absence = Absence(delay_s)
+        self.absence = Absence(config.lost_bookie_delay_s, config.lost_bookie_settle_ms / 1000)
         self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
         self._cookies: tuple[BookieId, ...] = ()
         self._named: tuple[BookieId, ...] = ()  # named by records, perhaps without a cookie
+        self._marked: tuple[BookieId, ...] = ()  # the same by marks
         self._watches: list[Watch] = []
         self._listeners: dict[Callable[[], None], None] = {}
         self._is_stale = True  # a change has to be read
@@ -272,6 +280,11 @@ class Membership:
         self._named = tuple(sorted(bookies))
         self._update()
 
+    def note_marked(self, bookies: Collection[BookieId]) -> None:
+        """Set the bookies that marks name. Only an auditor reads the records, and it may be one of Apache's."""
+        self._marked = tuple(sorted(bookies))
+        self._update()
+
     @property
     def notes_version(self) -> int:
         """Return the version of the known notes about single bookies."""
@@ -285,7 +298,7 @@ class Membership:
         """Update the absences to the present time."""
         now, wall_ms = _now(), self._clock.wall_ms()
         until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._notes.current.exempt.items()}
-        self.absence.expect((*self._cookies, *self._named))
+        self.absence.expect((*self._cookies, *self._named, *self._marked))
         self.absence.observe(self.registered, now, until)
 
     def _of(self, mode: BookieMode) -> tuple[BookieId, ...]:

@@ -68,7 +68,7 @@ class AutoRecovery:
         self._bookie = bookie
         self._name = f"{bookie}@{owner}" if owner != bookie else owner
         self._events = Events("recovery", runtime.clock)
-        self.membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, self._events)
+        self.membership = Membership(driver, runtime.clock, config, self._events)
         self._switch = Switch(driver.recovery)
         parts = TaskParts(runtime, client, driver, config, owner, self.membership, self._switch, self._events)
         self.auditor = Auditor(parts)

@@ -1,4 +1,4 @@
-"""Drain: empties a bookie, ledger by ledger, by copying its entries to others until no record names it for an entry.
+"""Drain: empties a bookie, ledger by ledger, by copying its entries to others until no record names it.
 
     announce it  ->  find its ledgers  ->  repair each under its lock  ->  list again, until none is left
 
@@ -47,7 +47,7 @@ from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.drain import Forecast, Portion, interleaved, portion_of
-from bookies.protocol.repair.fragments import fragments_on, is_stored_on
+from bookies.protocol.repair.fragments import fragments_on, fragments_without_entries, is_named
 from bookies.protocol.repair.repair_work import Cause, Circumstances, RepairState, Wait
 from bookies.replication.base import Membership
 from bookies.replication.base.replication_records import Coverage, records
@@ -65,7 +65,6 @@ STATE_S = 5.0  # between two notes of the progress
 STOP_S = 2.0  # for a last note after an interrupt
 AGAIN_S = 5.0  # before the next attempt at ledgers that wait for something
 STORE_TRIES = 3  # rounds for ledgers that failed at the store, although it answers again
-DELAY_S = RecoveryConfig().lost_bookie_delay_s  # if the store has none, because no process runs auto-recovery
 
 
 class DrainPlan(Struct):
@@ -101,7 +100,7 @@ class DrainPlan(Struct):
 class DrainResult(Struct):
     """Result of a drain.
 
-    is_empty: no record names the bookie for an entry.
+    is_empty: no record names the bookie.
     blocked: obstacles, if it is not empty.
     entries, size: copied by this process; `size` in bytes.
     took_s, predicted_s, predicted_after_s: duration, the first forecast of it, and when that was made.
@@ -139,7 +138,7 @@ class Drain:
         self._administration = client.administration()
         self._notes = BookieNotes(driver, runtime.clock.wall_ms)
         self._events = Events("drain", runtime.clock)
-        self._membership = Membership(driver, runtime.clock, DELAY_S, self._events, writes_delay=False)
+        self._membership = Membership(driver, runtime.clock, RecoveryConfig(), self._events, writes_delay=False)
         self._work = DrainWork()
         self._is_cancelled = False
         self._witnesses: list[ProcessStatus] = []
@@ -167,10 +166,10 @@ class Drain:
         return "down" if mode is None else mode.value
 
     async def _visit_records(self, visit: Callable[[Versioned], Coroutine[Any, Any, None]]) -> list[int]:
-        """Visit every record that names the bookie for entries; return the ids of ledgers with unreadable records."""
+        """Visit every record that names the bookie; return the ids of ledgers with unreadable records."""
         coverage = Coverage()
         async for page in records(self._driver, RateLimit(None), coverage):
-            named = [ledger for ledger in page if is_stored_on(ledger.metadata, self._bookie)]
+            named = [ledger for ledger in page if is_named(ledger.metadata, self._bookie)]
             await all_of(map(visit, named))
         return coverage.unreadable
 
@@ -201,7 +200,7 @@ class Drain:
             else:
                 last, length = reader.last_add_confirmed, reader.length
                 await reader.close()
-        fragments = await self._administration.fragments_of(ledger)
+        fragments = [*await self._administration.fragments_of(ledger), *fragments_without_entries(record)]
         return portion_of(record, fragments, self._bookie, last, length), fragments
 
     def _foreseen(self, fragment: Fragment) -> Blocked | None:
@@ -406,7 +405,7 @@ class Drain:
                 self._waiting(ledger_id, not_sealed(error, self._membership.circumstances()))
             ]
             return Outcome(RepairState.WAITING)
-        if is_stored_on(record.metadata, self._bookie):
+        if is_named(record.metadata, self._bookie):
             self._work.blocked[ledger_id] = self._reasons(record, outcome)
         else:
             self._work.finish(portion)
@@ -492,7 +491,7 @@ class Drain:
 
         Deletes the cookie only in the version that was read before the last listing of the records. Raises
         `VersionConflict` if it has changed (the bookie was started with other directories), `BookKeeperError` if the
-        bookie is registered or has entries.
+        bookie is registered or named.
         """
         try:
             _, version = await self._driver.read_cookie(self._bookie)
@@ -510,7 +509,7 @@ class Drain:
 
         unreadable = await self._visit_records(collect)
         if left or unreadable:
-            problem = "have entries on it" if left else "have records that cannot be read"
+            problem = "name it" if left else "have records that cannot be read"
             ids = ", ".join(map(str, (left or unreadable)[:5]))
             raise BookKeeperError(
                 f"bookie {self._bookie} keeps its cookie: {len(left or unreadable):,} ledgers {problem} ({ids})"

@@ -33,7 +33,8 @@ from bookies.metadata.interface.recovery_store import UNREAD, LedgerLock
 from bookies.model import BookieId, LedgerState
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.agenda import Agenda, Item, Share
-from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
+from bookies.protocol.repair.drain import replicas_elsewhere
+from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait
 from bookies.replication.base.task_parts import TaskParts
 from bookies.runtime.histogram import Outcomes, Stages
 from bookies.runtime.tasks import all_of
@@ -204,6 +205,7 @@ class Worker:
         takes_up = agenda.is_idle and agenda.has_others
         agenda.end_listing(await store.locked_ids() if takes_up else (), loop.time())
         self._named = listed
+        self._parts.membership.note_marked({bookie for named in listed.values() for bookie in named})
         for ledger_id in [ledger_id for ledger_id in self.reports if ledger_id not in self._agenda]:
             self._forget(ledger_id)
         self._signals.has_work.set()
@@ -299,7 +301,7 @@ class Worker:
                 missing = [*lost, *self._named.get(ledger_id, ())]
                 # A deleted or unreadable record is handled when the ledger is taken.
                 self._agenda.rank(
-                    ledger_id, fewest_left(record.metadata, missing) if isinstance(record, Versioned) else 0
+                    ledger_id, replicas_elsewhere(record.metadata, missing) if isinstance(record, Versioned) else 0
                 )
 
     async def _attempt(self, item: Item) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.fakes.offloaded import GIVEN_UP
 
 from bookies.admin.cli import main, parser_of
 from bookies.admin.commands.recovery import GONE, audit, status_text
@@ -172,12 +173,17 @@ def test_who_died_is_not_shown_as_at_work(store: pathlib.Path, capsys: pytest.Ca
     assert "5 s ago  repairing ledger 7" in alive
 
 
+def _in_files(ledger_id: int) -> LedgerMetadata:
+    """A ledger that lacks nothing, although its bookie is not registered."""
+    return GIVEN_UP[0](LedgerMetadata(ledger_id, 1, 1, 1, ((0, (B1,)),), LedgerState.CLOSED, 2, 30))
+
+
 def test_repairing_goes_on_behind_a_ledger_that_is_not_there(
     store: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def fill(driver: MetadataDriver) -> None:
-        await driver.create_ledger(LedgerMetadata(2, 1, 1, 1, ((0, (B1,)),), LedgerState.CLOSED, -1))
-        await driver.recovery.mark(2, [B1], 1_000)
+        await driver.create_ledger(_in_files(2))
+        await driver.recovery.mark(2, [], 1_000)
 
     on(store, fill)
     assert bk("repair", "999", "2", "--dry-run") == 1
@@ -223,7 +229,7 @@ def test_what_somebody_else_has_locked_is_done_at_the_end_or_left(
 
     async def fill(driver: MetadataDriver) -> None:
         for ledger_id in (2, 3):
-            await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (B1,)),), LedgerState.CLOSED, -1))
+            await driver.create_ledger(_in_files(ledger_id))
 
     monkeypatch.setattr(ManualRepair, "repair", with_somebody_else)
     monkeypatch.setattr(ledger_lock, "AGAIN_S", 0.0)
@@ -255,7 +261,9 @@ def test_nobody_is_lost_whom_nobody_knows(store: pathlib.Path, capsys: pytest.Ca
         err = capsys.readouterr().err
         assert "there is no bookie bookie-11" in err
         assert "did you mean bookie-1" in err
-    assert bk("repair", "2", "--lost", "without-cookie") == 0
+    assert bk("repair", "2", "--lost", "without-cookie") == 1
+    out = capsys.readouterr().out
+    assert "no entry is missing, but the record names a bookie for later ones: none of the 0 writable bookies" in out
 
 
 def test_maintenance_of_one_is_asked_for(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

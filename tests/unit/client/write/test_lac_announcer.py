@@ -7,7 +7,15 @@ import asyncio
 from tests.fakes.pool import Stage, on_stage
 
 from bookies.client.write import LedgerWriter
-from bookies.client.write.lac_announcer import AT_ONCE, AT_ONCE_BUSY, CROWD, MOMENT_S, STEP_S, LacAnnouncer
+from bookies.client.write.lac_announcer import (
+    AT_ONCE,
+    AT_ONCE_BUSY,
+    CROWD,
+    MOMENT_S,
+    REPEAT_MAX_S,
+    STEP_S,
+    LacAnnouncer,
+)
 from bookies.protocol.ledger.announcement import MISSES_MAX
 
 INTERVAL_S = 0.2
@@ -21,7 +29,9 @@ class _Writer:
         self.has_readers = has_readers
         self.last, self.told = 0, -1
         self.has_queued = False
+        self.repeats = 0
         self.early: list[float] = []
+        self.again: list[float] = []
         self.late: list[float] = []
 
     def news(self) -> int | None:
@@ -39,6 +49,10 @@ class _Writer:
         self.told = self.last
         self.late.append(asyncio.get_running_loop().time())
         return True
+
+    def repeat(self) -> None:
+        self.repeats += 1
+        self.again.append(asyncio.get_running_loop().time())
 
 
 @on_stage()
@@ -132,6 +146,28 @@ async def test_many_announce_in_steps(stage: Stage) -> None:
     assert sum(len(writer.early) for writer in busy) == AT_ONCE_BUSY
 
 
+@on_stage()
+async def test_what_failed_is_repeated_with_growing_pauses_until_it_succeeds(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    failing, once = _Writer(), _Writer()
+    start = stage.loop.time()
+    announcer.failed(once)
+    for _ in range(9):
+        announcer.failed(failing)
+        announcer.failed(failing)
+        await asyncio.sleep(REPEAT_MAX_S)
+    pauses = [round(at - start - number * REPEAT_MAX_S, 1) for number, at in enumerate(failing.again)]
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
+    assert len(once.again) == 1
+    for end in (lambda: announcer.forget(failing), announcer.stop):
+        announcer.failed(failing)
+        end()
+        await asyncio.sleep(2 * REPEAT_MAX_S)
+    announcer.failed(failing)
+    await asyncio.sleep(2 * REPEAT_MAX_S)
+    assert len(failing.again) == 9
+
+
 # -- with a writer -------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +216,7 @@ async def test_announcements_need_no_answer(stage: Stage) -> None:
     ledger = await stage.create()
     assert await _append(stage, ledger) == [("a", 0)]
     stage.pool["b"].is_down = True
-    ledger._announcements._answered("a", True, _cancelled())  # type: ignore[arg-type]
+    ledger._announcements._answered("a", 0, 0, True, _cancelled())  # type: ignore[arg-type]
     assert ledger._announcements.at_once() is False
     stage.pool.is_closed = True
     ledger._announcer.confirmed(ledger._announcements)
@@ -188,6 +224,33 @@ async def test_announcements_need_no_answer(stage: Stage) -> None:
     assert stage.pool.announced == [("a", 0)]
     await ledger.close()
     assert ledger._announcements.when_idle() is False
+
+
+@on_stage(explicit_lac_interval_ms=200)
+async def test_a_bookie_that_was_down_is_told_when_it_is_back(stage: Stage) -> None:
+    """Also if no entry follows. It is not told what a later entry has carried meanwhile."""
+    _readers(stage, True, "a", "b", "c")
+    ledger = await stage.create()
+    stage.pool["a"].misses_lac = True
+    await _append(stage, ledger)
+    await asyncio.sleep(3)
+    assert stage.pool.announced.count(("a", 0)) == 5, "after 0, 0.2, 0.6, 1.4 and 3 s"
+    stage.pool["a"].misses_lac = False
+    await asyncio.sleep(20)
+    assert stage.pool.announced.count(("a", 0)) == 6
+    assert [stage.pool.announced.count((name, 0)) for name in "bc"] == [1, 1]
+    stage.pool["b"].misses_lac = True
+    await _append(stage, ledger)
+    await _append(stage, ledger)
+    stage.pool["b"].misses_lac = False
+    await asyncio.sleep(20)
+    assert stage.pool.announced.count(("b", 1)) == 1, "the entry after it has told it"
+    stage.pool["a"].misses_lac = True
+    await _append(stage, ledger)
+    await ledger.close()
+    before = len(stage.pool.announced)
+    await asyncio.sleep(20)
+    assert len(stage.pool.announced) == before
 
 
 def _cancelled() -> asyncio.Future[object]:

@@ -40,6 +40,21 @@ def test_an_idle_writer_tells_the_rest_of_the_write_set_once() -> None:
     assert rule.when_idle(6, 6, 3, 3) == ()
 
 
+def test_what_failed_is_repeated_unless_it_is_superseded() -> None:
+    rule = Announcements()
+    assert rule.when_idle(3, 2, 3, 3) == (0, 1, 2)
+    assert [rule.failed(position, 3) for position in (1, 0, 1)] == [True, True, True]
+    assert (rule.repeat(3, 2), rule.repeats) == ((1, 0), 1)
+    assert (rule.repeat(3, 2), rule.repeats) == ((), 2), "it has succeeded"
+    assert rule.failed(1, 3)
+    assert rule.repeat(3, 3) == (), "an entry has carried it"
+    assert rule.failed(1, 3)
+    assert rule.at_once(4, 3, 3, 3) == (1,)
+    assert rule.repeats == 0
+    assert not rule.failed(0, 3), "a later one is announced"
+    assert rule.repeat(4, 3) == ()
+
+
 def test_in_a_striped_ledger_the_write_set_of_the_last_entry_is_told() -> None:
     rule = Announcements()
     assert rule.when_idle(7, 5, 5, 2) == (1, 2, 3)

@@ -35,8 +35,8 @@ from bookies.protocol.ledger.offload import (
     swept,
 )
 from bookies.protocol.repair.absence import is_endangered
-from bookies.protocol.repair.fragments import fragments_to_check, is_stored_on
-from bookies.protocol.repair.repair_work import fewest_left
+from bookies.protocol.repair.drain import replicas_elsewhere
+from bookies.protocol.repair.fragments import fragments_to_check, fragments_without_entries, is_named, is_stored_on
 
 ENSEMBLE = (BookieId("a"), BookieId("b"))
 COPY = Offload("one", "/cold/one", "parquet", 3, 30, 7, 9, 1000)
@@ -132,8 +132,10 @@ def test_of_what_was_given_up_nothing_is_on_bookies(state: Callable[[LedgerMetad
     for each, is_there in ((record(), True), (named(record()), True), (gone, False)):
         assert bool(fragments_to_check(each, -1)) is is_there
         assert is_stored_on(each, a) is is_there
+        assert is_named(each, a) is is_there
         assert is_endangered(each, [a, b]) is False, "none is left, or none is needed"
-        assert fewest_left(each, [a, b]) == (0 if is_there else 2)
+        assert replicas_elsewhere(each, [a, b]) == (0 if is_there else 2)
+    assert fragments_without_entries(gone.replace(last_entry_id=-1)) == []
     three = (*ENSEMBLE, BookieId("c"))
     wide = record(ensemble_size=3, write_quorum=3, ensembles=((0, three),))
     assert is_endangered(wide, [a, b])

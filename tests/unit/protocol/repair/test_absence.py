@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.repair.absence import HURRY_S, MASS_DELAY_S, SETTLE_S, Absence, due_in_s, is_endangered
+from bookies.protocol.repair.absence import HURRY_S, MASS_DELAY_S, Absence, due_in_s, is_endangered
 
 ALL = [BookieId(f"b{number}") for number in range(1, 7)]
 B1, B2, B3, B4, B5, B6 = ALL
 
 
-def absence(delay_s: float = 60.0) -> Absence:
-    found = Absence(delay_s)
+def absence(delay_s: float = 60.0, settle_s: float = 0.0) -> Absence:
+    found = Absence(delay_s, settle_s)
     found.expect(ALL)
     found.observe(ALL, 0.0)
     return found
@@ -42,11 +42,20 @@ def test_whoever_comes_back_begins_anew() -> None:
     assert found.next_loss(6_000.0) is None
 
 
-def test_a_delay_of_nothing_leaves_time_for_a_change_of_mode() -> None:
+def test_with_a_delay_of_nothing_a_bookie_is_lost_at_once_unless_most_are() -> None:
     found = absence(0.0)
     found.observe(without(B1), 10.0)
-    assert found.lost(10.0) == []
-    assert found.lost(10.0 + SETTLE_S) == [B1]
+    assert found.lost(10.0) == [B1]
+    found.observe([B5, B6], 11.0)
+    assert found.lost(10.0 + MASS_DELAY_S - 0.1) == []
+    assert found.lost(11.0 + MASS_DELAY_S) == [B1, B2, B3, B4]
+
+
+def test_a_minimum_leaves_time_for_a_change_of_mode() -> None:
+    found = absence(0.0, 1.0)
+    found.observe(without(B1), 10.0)
+    assert found.lost(10.9) == []
+    assert found.lost(11.0) == [B1]
 
 
 def test_maintenance_excuses_until_it_ends() -> None:

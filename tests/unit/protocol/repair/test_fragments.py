@@ -25,6 +25,8 @@ from bookies.protocol.repair.fragments import (
     ReplicaState,
     fragments_on,
     fragments_to_check,
+    fragments_without_entries,
+    is_named,
     is_stored_on,
     missing_runs,
     sample_of,
@@ -136,6 +138,26 @@ def test_fragments_of_bookies() -> None:
     assert fragments_on(fragments, [B]) == [(fragments[0], [1]), (fragments[1], [1])]
     assert fragments_on(fragments, {E, D}) == [(fragments[1], [2]), (fragments[2], [1, 2])]
     assert fragments_on(fragments, []) == []
+
+
+def test_fragments_without_entries() -> None:
+    empty = record_of("3/3/2", {0: (A, B, C)}, last=-1)
+    [found] = fragments_without_entries(empty)
+    assert (spans([found]), found.ensemble, found.ack_quorum) == ([(0, -1, True, False)], (A, B, C), 2)
+    assert (list(found.stored(0)), found.first_stored(0), found.write_sets) == ([], -1, [])
+    [found] = fragments_without_entries(record_of("3/2/2", {0: (A, B, C), 10: (A, B, D)}, last=9))
+    assert (spans([found]), found.ensemble) == ([(10, 9, True, False)], (A, B, D))
+    for record in (
+        record_of("3/3/2", {0: (A, B, C), 10: (A, B, D)}, last=10),
+        record_of("3/3/2", {0: (A, B, C), 10: (A, B, D)}),
+        record_of("3/3/2", {0: (A, B, C)}, state=LedgerState.IN_RECOVERY),
+    ):
+        assert fragments_without_entries(record) == []
+
+
+def test_a_name_is_one_with_or_without_entries() -> None:
+    record = record_of("3/3/2", {0: (A, B, C), 10: (A, B, D)}, last=9)
+    assert [is_named(record, bookie) for bookie in (A, C, D, E)] == [True, True, True, False]
 
 
 def test_are_entries_stored_on_a_bookie() -> None:

@@ -29,7 +29,6 @@ from bookies.protocol.repair.repair_work import (
     RepairState,
     Wait,
     assess,
-    fewest_left,
     jobs_without,
     judge_entry,
     most_urgent_first,
@@ -138,7 +137,7 @@ def test_lost_replicas_come_before_those_that_leave_and_the_fewest_first() -> No
     assert most_urgent_first(verdict, [0, 1], [A, B]) == [1, 0], "an entry of b has one good replica"
     assert most_urgent_first(verdict_of({}), [0, 2, 1], [C, A]) == [2, 0, 1], "as those are named"
     worse = verdict_of({}, ensemble=(A, B, C, D, E), write_quorum=3, away=[A, D, E], last=0)
-    assert most_urgent_first(worse, [4, 3, 0]) == [4, 3, 0], "they hold nothing but the first"
+    assert most_urgent_first(worse, [4, 3, 0]) == [0, 4, 3], "the others hold nothing"
 
 
 def test_a_fragment_is_worked_on_though_another_replica_is_not_known() -> None:
@@ -221,9 +220,47 @@ def test_what_nobody_can_say_is_no_loss_and_keeps_its_place() -> None:
 def test_a_bookie_that_has_nothing_of_a_short_fragment_is_not_missed() -> None:
     """Entries 0 and 1 of five bookies with three replicas: nothing is on the last one."""
     verdict = verdict_of({}, (A, B, C, D, E), 3, away=[E], last=1)
-    assert assessed(verdict, lost=[E]).state is RepairState.HEALTHY
-    assert assessed(verdict, away=[E]).state is RepairState.HEALTHY
+    assert [(wait.cause, wait.bookie) for wait in assessed(verdict, away=[E]).waits] == [(Cause.BOOKIE, E)]
+    assert assessed(verdict_of({}, (A, B, C, D, E), 3, last=1)).state is RepairState.HEALTHY
     assert assessed(verdict_of({}, (A, B, C, D, E), 3, away=[D], last=1), lost=[D]).jobs
+
+
+def test_a_bookie_that_has_nothing_of_a_short_fragment_is_replaced_if_it_is_lost_or_leaves() -> None:
+    """Its name goes after the replicas: these come first, and its absence loses no entry."""
+    ensemble = (A, B, C, D, E)
+    for found in (
+        assessed(verdict_of({}, ensemble, 3, away=[E], last=1), lost=[E]),
+        assessed(verdict_of({}, ensemble, 3, last=1), leaving=[E]),
+    ):
+        assert [(job.replaced, job.good) for job in found.jobs] == [((4,), 3)]
+        assert (found.waits, found.losses) == ([], [])
+    verdict = verdict_of({}, ensemble, 3, away=[A, E], last=1)
+    assert most_urgent_first(verdict, [4, 0]) == [0, 4]
+    found = assessed(verdict_of({}, ensemble, 3, away=[A, B, C, D, E], last=1), lost=ensemble)
+    assert [job.replaced for job in found.jobs] == [(4,)], "of the others nothing can be copied"
+    assert [loss.entries for loss in found.losses] == ["entries 0 to 1"]
+    growing = verdict_of({}, ensemble, 3, away=[E], last=1, is_finished=False)
+    record = record_of(ensemble, is_closed=False).replace(ensembles=((0, ensemble), (2, (A, B, C, D, A))))
+    found = assess(record, [growing], Circumstances([A, B, C, D], [E]))
+    assert [(wait.cause, wait.bookie) for wait in found.waits] == [(Cause.WRITER, E)]
+    [wait] = assess(record, [growing], Circumstances([A, B, C, D])).waits
+    assert (wait.cause, wait.bookie) == (Cause.BOOKIE, E)
+
+
+def test_a_bookie_is_replaced_in_fragments_without_entries() -> None:
+    empty = record_of().replace(last_entry_id=-1)
+    found = assess(empty, [], Circumstances([A, C, D], [B], leaving=[C]))
+    assert found.state is RepairState.REPAIRABLE
+    [job] = found.jobs
+    assert (job.renewed, job.replaced) == ((), (1, 2))
+    assert (job.fragment.first, job.fragment.last) == (0, -1)
+    assert job.verdict.bad_positions == [1]
+    [wait] = assess(empty, [], Circumstances([A, C, D])).waits
+    assert (wait.cause, wait.bookie) == (Cause.BOOKIE, B), "it may come back"
+    assert assess(empty, [], Circumstances([A, B, C])).state is RepairState.HEALTHY
+    last = record_of().replace(ensembles=((0, (A, B, C)), (10, (A, B, D))))
+    found = assess(last, [verdict_of({}, away=[B])], Circumstances([A, C, D], [B]))
+    assert [(job.fragment.first, job.replaced) for job in found.jobs] == [(0, (1,)), (10, (1,))]
 
 
 def test_the_worst_fragment_comes_first() -> None:
@@ -262,13 +299,13 @@ def test_a_growing_fragment_on_a_bookie_to_be_emptied_waits_for_its_writer() -> 
 
 
 def test_a_lost_bookie_that_the_writer_has_replaced_ends_no_writer() -> None:
-    """Of three bookies with two replicas c has nothing of entry 0, so only b is waited for."""
+    """Of three bookies with two replicas c has nothing of entry 0, but the record names it, and it is lost."""
     record = replace(record_of(write_quorum=2, is_closed=False), ensembles=((0, (A, B, C)), (1, (A, D, E))))
     earlier = verdict_of({}, write_quorum=2, away=[B, C], last=0, is_finished=False)
     found = assess(record, [earlier], Circumstances([A, D, E], [B, C]))
     assert (found.wants_sealing, found.state) == (False, RepairState.WAITING)
-    [wait] = found.waits
-    assert (wait.cause, wait.bookie) == (Cause.WRITER, B)
+    assert [(wait.cause, wait.bookie) for wait in found.waits] == [(Cause.WRITER, B), (Cause.WRITER, C)]
+    wait = found.waits[0]
     assert wait.reason.startswith("it is lost; whether the last add confirmed")
 
 
@@ -340,21 +377,3 @@ def test_an_entry_that_somebody_may_have_is_waited_for() -> None:
     found = judge_entry(FRAGMENT, 4, [(A, NO_ENTRY), (B, TIMEOUT), (C, NO_ENTRY)], Circumstances([A, B, C]))
     assert isinstance(found, Wait)
     assert (found.cause, found.bookie, found.first, found.last) == (Cause.ANSWER, B, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("ensemble", "write_quorum", "gone", "expected"),
-    [
-        ((A, B, C), 3, [], 3),
-        ((A, B, C), 3, [A], 2),
-        ((A, B, C), 3, [A, E], 2),
-        ((A, B, C), 3, [A, B, C], 0),
-        ((A, B, C, D), 2, [A], 1),
-        ((A, B, C, D), 2, [A, C], 1),
-        ((A, B, C, D), 2, [A, B], 0),
-    ],
-)
-def test_replicas_left_by_the_record(
-    ensemble: Ensemble, write_quorum: int, gone: Collection[BookieId], expected: int
-) -> None:
-    assert fewest_left(record_of(ensemble, write_quorum), gone) == expected

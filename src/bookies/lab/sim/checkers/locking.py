@@ -16,7 +16,7 @@ from bookies.lab.sim.world import SimCluster
 from bookies.lab.sim.world.sim_metadata import Commit
 from bookies.metadata.shared.nodes import LOCKS, MARKS
 from bookies.model import BookieId
-from bookies.protocol.repair.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_named, is_stored_on
 
 WINDOW_S = 10.0
 REQUESTS_MAX = 3_000
@@ -69,7 +69,10 @@ class Locking:
         if record is None or not record.is_closed:
             return
         for name, bookie in self._cluster.bookies.items():
-            if bookie.gone_s is not None and bookie.gone_s < since and is_stored_on(record, BookieId(name)):
+            # A bookie without entries is not asked. Until its registration ends it is taken to be there.
+            patience_s = 0.0 if is_stored_on(record, BookieId(name)) else self._cluster.lease_s
+            is_gone = bookie.gone_s is not None and bookie.gone_s < since - patience_s
+            if is_gone and is_named(record, BookieId(name)):
                 self._report("mark", f"{host} deletes the mark of ledger {ledger_id}, which needs {name}, gone before")
 
     def committed(self, commit: Commit) -> None:
@@ -88,5 +91,5 @@ class Locking:
         for ledger_id, commits in self._store.commits.items():
             record = commits[-1].after
             is_settled = record is not None and record.is_closed and now - commits[-1].at_s > SETTLED_S
-            if is_settled and record is not None and is_stored_on(record, BookieId(name)):
+            if is_settled and record is not None and is_named(record, BookieId(name)):
                 self._report("forgotten", f"{host} deletes the cookie of {name}, which ledger {ledger_id} needs")

@@ -22,7 +22,7 @@ from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.lab.sim.world.disk import PROCESS_DIES
 from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId
-from bookies.protocol.repair.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_named
 from bookies.replication.operator import Drain, Operator
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ class Emptiers:
             self._cluster.restart_later(name, 0.01)
 
     def _is_needed(self, name: str) -> bool:
-        """Report whether, by the record of any ledger, the bookie holds entries or may receive some."""
+        """Report whether, any ledger's record names the bookie."""
         records = [history[-1].after for history in self._cluster.store.commits.values()]
-        return any(record is not None and is_stored_on(record, BookieId(name)) for record in records)
+        return any(record is not None and is_named(record, BookieId(name)) for record in records)
 
     async def _recover(self, client: SimClient, bookie: BookieId) -> None:
         await client.client.administration().recover_bookies([bookie], skip_open=False, force=True)
@@ -125,7 +125,7 @@ class Emptiers:
         await client.client.administration().decommission(bookie)
         for ledger_id in ended:
             record = self._cluster.store.record(ledger_id)
-            if record is not None and is_stored_on(record, bookie):
+            if record is not None and is_named(record, bookie):
                 text = f"{client.name} has decommissioned {bookie}, and {record!r} names it"
                 self._history.violated("decommission", text)
 

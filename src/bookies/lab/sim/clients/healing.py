@@ -33,7 +33,7 @@ from bookies.metadata.interface import RecoveryStore
 from bookies.metadata.shared import BookieNotes
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.quorums.quorum import stored_ids
-from bookies.protocol.repair.fragments import ReplicaState, is_stored_on
+from bookies.protocol.repair.fragments import ReplicaState, is_named
 from bookies.replication.daemon import AutoRecovery
 
 if TYPE_CHECKING:
@@ -230,9 +230,8 @@ class Healers:
                     first, last = verdict.fragment.first, verdict.fragment.last
                     return f"entries {first} to {last} on {replica.bookie}: {replica.error}"
         leaving = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone or name in draining]
-        named = [name for name in leaving if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
-        held = [name for name in named if is_stored_on(check.metadata, BookieId(name))]
-        return f"its record names {', '.join(held)}, which is gone, or to be emptied" if held else ""
+        named = [name for name in leaving if is_named(check.metadata, BookieId(name))]
+        return f"its record names {', '.join(named)}, which is gone, or to be emptied" if named else ""
 
 
 def _moved(before: LedgerMetadata, after: LedgerMetadata) -> int:
