@@ -264,11 +264,12 @@ class LogSource:
     async def _open_extent(self, extent: Extent) -> None:
         """Open the extent at the next position."""
         assert self._next is not None
-        if self._ledger is None or self._ledger.ledger_id != extent.storage:
+        ledger, last = self._ledger, extent.last
+        # A reader from before the ledger's end does not know all entries that the list has by now.
+        if ledger is None or ledger.ledger_id != extent.storage or (last is not None and not ledger.is_sealed):
             await self._open_ledger(extent.storage)
         ledger, first = self._ledger, self._next.entry_id
         assert ledger is not None
-        last = extent.last
         if last is None and ledger.is_sealed:
             last = ledger.last_add_confirmed
         self._is_whole = last is not None or self._is_tail  # A tail ends with its ledger.

@@ -15,6 +15,7 @@ from bookies.client.log.consumers import LogConsumer
 from bookies.encoding.envelope import Record
 from bookies.errors import CursorBehind, CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated
 from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.interface import Watch
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.lag import Lag
@@ -99,6 +100,31 @@ def test_what_a_process_left_is_given_to_another() -> None:
         assert await cursor_of(log) == positions[-1].next
         [state] = (await log.consumers()).values()
         assert (state.lag, state.processes, state.members) == (Lag(0, 0, 0.0), (), ())
+
+    in_log(act)
+
+
+def test_a_process_goes_back_in_a_ledger_that_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opened the ledger before its end, of which the notification is late."""
+    watch_ledger = MemoryDriver.watch_ledger
+
+    def late(driver: MemoryDriver, ledger_id: int, _: object) -> Watch:
+        return watch_ledger(driver, ledger_id, lambda _: None)
+
+    monkeypatch.setattr(MemoryDriver, "watch_ledger", late)
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer = await (await world.client()).log("orders").lead()
+        positions = [await writer.append(b"%d" % number) for number in range(20)]
+        other = (await world.client()).log("orders")
+        first = await other.consumer("billing", shared=True, claim_size=10)
+        await take(first, 1)
+        async with log.consumer("billing", shared=True, claim_size=10) as rows:
+            assert await take(rows, 10) == positions[10:]
+            await first.__aexit__(RuntimeError, None, None)  # what it had claimed is free
+            positions += [await writer.append(b"%d" % number) for number in (20, 21)]
+            await writer.close()
+            assert await take(rows, 12) == [*positions[:10], *positions[20:]]
 
     in_log(act)
 
