@@ -1,1 +1,1 @@
-"""Parts that writers, readers and consumers of a log share: its records in the metadata store, its reader, its times."""
+"""What writers, readers and consumers of a log share: its records in the metadata store, its reader, its times."""
