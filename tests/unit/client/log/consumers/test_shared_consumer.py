@@ -249,15 +249,41 @@ def test_the_cursor_is_deleted() -> None:
     in_log(act)
 
 
-def test_the_cursor_is_deleted_while_a_process_waits() -> None:
-    """It gets the entries again: that it has handled later ones says nothing about those of its next range."""
+def test_idle_processes_end_when_the_cursor_is_deleted() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 4)
+
+        async def work() -> None:
+            own = (await world.client()).log("orders")
+            async with own.consumer("billing", shared=True, ttl=3) as rows:
+                async for _ in rows:
+                    pass
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(3)]
+        await asyncio.sleep(5)
+        assert await cursor_of(log) == positions[-1].next
+        waiting = asyncio.create_task(log.consumer("billing").begin())
+        await asyncio.sleep(1)
+        await log.delete_cursor("billing")
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in errors] == [CursorMoved] * 3
+        alone = await waiting
+        assert await take(alone, 4) == positions
+        await alone.close()
+
+    in_log(act)
+
+
+def test_a_version_that_only_deletes_the_cursor() -> None:
+    """A process that waits gets the entries again: that it has handled later ones says nothing about those of its
+    next range."""
 
     async def act(world: World, client: Client, log: Log) -> None:
         positions = await fill(log, 6)
         async with log.consumer("billing", shared=True, commit_interval=None) as rows:
             assert await take(rows, 6) == positions
             await rows.commit()
-            await log.delete_cursor("billing")
+            await (await log._parts()).cursors.delete("billing", lambda: asyncio.sleep(0, ()))
             async with (await world.client()).log("orders").consumer("billing", shared=True):
                 again = await take(rows, 1)
                 await rows.commit()
