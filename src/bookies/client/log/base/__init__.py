@@ -1,1 +1,1 @@
-"""What writers, readers and consumers of a log share: its records in the metadata store, its reader, its times."""
+"""Parts that writers, readers and consumers of a log share: records in the metadata store, the reader, and times."""
