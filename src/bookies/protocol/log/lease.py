@@ -81,7 +81,7 @@ class LeaseQueue(Struct, frozen=True):
     def ended(self) -> LeaseQueue | None:
         """Return the queue with the turns of all holders ended; None: no turn is left to end.
 
-        They stay in the queue until they have noticed, at their next renewal: before that no other process has the lease.
+        They stay in the queue until they notice it, at their next renewal: before that no other process has the lease.
         """
         firsts = self.participants[:1]
         if self.holder is not None and self.holder.is_shared:
