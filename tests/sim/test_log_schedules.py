@@ -15,7 +15,8 @@ import pytest
 from msgspec.structs import replace
 from tests.sim.log_world import LogWorld, SeenLog, read_all
 
-from bookies.client.log import LogWriter, log_operations
+from bookies.client.log import LogWriter
+from bookies.client.log.base import log_operations
 from bookies.errors import LogFenced, MetadataError
 from bookies.lab.sim.checkers.log_history import Truncation
 from bookies.lab.sim.world import SimClient

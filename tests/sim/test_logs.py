@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bookies.client.log import LogWriter, log_operations
+from bookies.client.log import LogWriter
+from bookies.client.log.base import log_operations
 from bookies.client.write import LedgerWriter
 from bookies.lab.sim.clients.plan import LogPlan
 from bookies.lab.sim.faults.fault_schedule import FaultPlan

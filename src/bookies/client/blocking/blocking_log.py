@@ -176,6 +176,7 @@ class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
         super().__init__(thread, inner)
         self._batches = BlockingBatches(thread, inner.batches())
         self._entries: Iterator[Entry] = iter(())
+        self._records = _Consumed(inner, self._batches)
 
     @property
     def lease(self) -> Lease:
@@ -190,7 +191,7 @@ class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
 
     def records(self) -> Iterator[LogRecord]:
         """Return the same iteration by records, with value, key, headers and time: see `LogEntries.records`."""
-        return _Consumed(self._inner, self._batches)
+        return self._records
 
     def batches(self) -> Iterator[EntryBatch]:
         """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""

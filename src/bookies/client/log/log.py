@@ -372,10 +372,12 @@ class Log:
                 await lease.release()
 
     async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a cursor, which then holds no truncation back. One that does not exist counts as deleted. Raises
-        `LogNotFound`."""
+        """Delete a cursor, which then holds no truncation back. One that does not exist counts as deleted.
+
+        Its consumer ends with `CursorMoved`, within a third of its `ttl`. Raises `LogNotFound`.
+        """
         async with TimeLimit(timeout, f"delete cursor {name} of log {self.name}"):
-            await (await self._parts()).cursors.delete(name)
+            await (await self._parts()).cursors.delete(name, self._consumer_contest(name).ending)
 
     # -- retention -----------------------------------------------------------------------------------------------
     async def set_retention(

@@ -519,7 +519,9 @@ class LogWriter:
     async def _roll(self, ledger: LedgerWriter) -> None:
         """Roll. A cancelled roll leaves a ledger that the next roll uses. Source: client-protocol 5.3."""
         async with self._gate.changing:
-            if self._ledger is not ledger or self._error is not None:
+            if self._error is not None:
+                raise self._ended()
+            if self._ledger is not ledger:
                 return  # It was replaced during the wait.
             if self._next is None:
                 self._next = await new_ledger(self._parts, self._epoch)

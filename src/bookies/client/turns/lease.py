@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +20,8 @@ from bookies.client.base.arguments import TimeLimit, switch
 from bookies.client.base.metadata_loop import back_off, repeated
 from bookies.errors import (
     BookKeeperError,
+    CursorMoved,
+    InvalidArgument,
     LeaseHeld,
     LeaseLost,
     LogError,
@@ -29,6 +31,7 @@ from bookies.errors import (
     VersionConflict,
 )
 from bookies.metadata.interface import MetadataDriver, Watch
+from bookies.metadata.interface.driver import RecordWrite, Step
 from bookies.protocol.log.lease import (
     PARTICIPANTS_MAX,
     Candidate,
@@ -73,6 +76,22 @@ class Contest(Struct, frozen=True):
             return await self.driver.write_record(self.record, pack_queue(queue), version)
         except (RecordExists, RecordNotFound) as error:
             raise VersionConflict(f"record {self.record} has been created or deleted meanwhile") from error
+
+    async def ending(self) -> Sequence[Step]:
+        """Return what ends the turns of all holders, for a transaction."""
+        try:
+            queue, version = await self.queue()
+        except InvalidArgument:
+            return []  # The names of log and consumer are too long together, so none can have a turn.
+        ended = queue.ended()
+        return [] if ended is None else [RecordWrite(self.record, pack_queue(ended), version)]
+
+    def ended(self) -> BookKeeperError:
+        """Return the error of a process whose turn was ended: its cursor was deleted."""
+        return CursorMoved(
+            f"the cursor of {self.title} was deleted while its consumer used it: nothing more is committed. Begin to "
+            "consume again"
+        )
 
     def opening(
         self, ttl: float = TTL_S, wait: bool = True, text: str | None = None, timeout: float | None = None
@@ -201,6 +220,9 @@ class Lease:
         candidate.seen(queue, now())
         if self._token and candidate.token != self._token:
             self._end(self._lost())  # Others removed it. It must not enter again under this lease.
+            return
+        if self._token and candidate.is_ended:
+            self._end(self._contest.ended())
             return
         changed = candidate.change(now())
         if changed is not None:

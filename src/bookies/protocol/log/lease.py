@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -46,7 +47,7 @@ TEXT_LENGTH_MAX = 200
 class Participant(Struct, frozen=True):
     """One process that has the lease or waits for it. `text`: says which one it is, for people.
 
-    `is_shared`: it shares the lease with others of that kind.
+    `is_shared`: it shares the lease with others of that kind. `is_ended`: another process has ended its turn.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Participant(Struct, frozen=True):
     ttl_ms: int
     text: str
     is_shared: bool = False
+    is_ended: bool = False
 
 
 class LeaseQueue(Struct, frozen=True):
@@ -75,6 +77,19 @@ class LeaseQueue(Struct, frozen=True):
     @property
     def holder(self) -> Participant | None:
         return self.participants[0] if self.participants else None
+
+    def ended(self) -> LeaseQueue | None:
+        """Return the queue with the turns of all holders ended; None: no turn is left to end.
+
+        They stay in the queue until they notice it, at their next renewal: before that no other process has the lease.
+        """
+        firsts = self.participants[:1]
+        if self.holder is not None and self.holder.is_shared:
+            firsts = tuple(takewhile(lambda row: row.is_shared, self.participants))
+        if all(row.is_ended for row in firsts):
+            return None
+        ended = tuple(replace(row, is_ended=True) for row in firsts)
+        return replace(self, participants=(*ended, *self.participants[len(firsts) :]))
 
     def without(self, ids: Collection[str]) -> LeaseQueue:
         """Return the queue without these participants."""
@@ -99,6 +114,7 @@ class Candidate:
 
     def __init__(self, candidate_id: str, text: str, ttl_s: float, *, waits: bool, is_shared: bool = False) -> None:
         self.token = 0  # 0: it is not in the queue
+        self.is_ended = False  # another process has ended the turn
         self._row = Participant(candidate_id, 0, 0, int(ttl_s * 1000), text, is_shared)
         self._ttl_s = ttl_s
         self.waits = waits
@@ -144,7 +160,7 @@ class Candidate:
             self.token = 0  # Others took it for dead, or the record was deleted.
             return
         own = queue.participants[place]
-        self.token = own.token
+        self.token, self.is_ended = own.token, own.is_ended
         if own.beat in self._sent_s:
             self._renewed_s = self._sent_s[own.beat]
             self._sent_s = {beat: sent_s for beat, sent_s in self._sent_s.items() if beat > own.beat}
@@ -177,7 +193,7 @@ class Candidate:
             joined = left if left.participants else self._without_shares(left)
             return replace(joined, next_token=left.next_token + 1, participants=(*left.participants, self._row))
         content = self._content(left)
-        if not dead and content == left and now_s < self._renewal_s:
+        if not dead and content == left and not self.is_ended and now_s < self._renewal_s:
             return None
         self._beat(now_s, self.token)
         rows = tuple(self._row if row.id == self._row.id else row for row in left.participants)
@@ -246,6 +262,7 @@ def pack_queue(queue: LeaseQueue) -> bytes:
     rows = [
         {"id": row.id, "token": row.token, "beat": row.beat, "ttl_ms": row.ttl_ms, "text": row.text}
         | ({"shared": True} if row.is_shared else {})
+        | ({"ended": True} if row.is_ended else {})
         for row in queue.participants
     ]
     is_shared = any(row.is_shared for row in queue.participants)
@@ -270,4 +287,5 @@ def parse_queue(record: str, data: bytes) -> LeaseQueue:
 
 def _parse_participant(row: Mapping[str, Any]) -> Participant:
     numbers = int(row["token"]), int(row["beat"]), int(row["ttl_ms"])
-    return Participant(str(row["id"]), *numbers, str(row["text"]), bool(row.get("shared", False)))
+    flags = bool(row.get("shared", False)), bool(row.get("ended", False))
+    return Participant(str(row["id"]), *numbers, str(row["text"]), *flags)

@@ -258,6 +258,18 @@ class Manifest(Struct, frozen=True):
         """Return the first extent after the one with this number, which may be removed from the list already."""
         return next((extent for extent in self.extents if extent.seq > seq), None)
 
+    def row_of(self, seq: int) -> int | None:
+        """Return the number of the row that entry 0 of an extent is or was; None: it is not in the list, or an extent
+        before it has no end there."""
+        row = self.rows_truncated - sum(extent.first for extent in self.extents)
+        for extent in self.extents:
+            if extent.seq == seq:
+                return row
+            if extent.last is None:
+                return None
+            row += extent.last + 1
+        return None
+
 
 # -- changes ---------------------------------------------------------------------------------------------------------
 

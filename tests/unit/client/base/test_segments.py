@@ -10,7 +10,8 @@ from tests.fakes.world import World, play
 
 from bookies.client.base.segments import LogStore
 from bookies.client.client import Client
-from bookies.client.log import Log, log_operations
+from bookies.client.log import Log
+from bookies.client.log.base import log_operations
 from bookies.config import ClientConfig
 from bookies.errors import MetadataCorrupt, MetadataError
 from bookies.metadata.embedded import MemoryDriver

@@ -133,6 +133,21 @@ def test_arguments_of_an_append_that_are_refused() -> None:
     with_log(act, "envelope")
 
 
+def test_a_roll_of_a_writer_that_ends_meanwhile_fails() -> None:
+    """It waits for another roll, which finds that there is a later leader."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer = await log.lead()
+        async with (await world.client()).log("orders").lead() as successor:
+            outcomes = await asyncio.gather(writer.roll(), writer.roll(), return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [LogFenced] * 2
+            await asyncio.gather(successor.roll(), successor.roll())  # the second one finds a fresh ledger
+        assert len((await log.manifest()).extents) == 3
+        await writer.abandon()
+
+    with_log(act)
+
+
 # -- conditional on the last entry -----------------------------------------------------------------------------------
 
 

@@ -308,6 +308,44 @@ def test_consumers_commit_inside_a_set() -> None:
     with_log(act)
 
 
+def test_entries_after_records_do_not_move_the_cursor_back() -> None:
+    """Records of the set were handled: what is committed says so while the set is handled again, as an entry."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            first = await writer.append_many([b"a", b"b", b"c"])
+            second = await writer.append_many([b"d"])
+        async with log.consumer("billing") as rows:
+            assert [(await anext(rows.records())).value for _ in range(2)] == [b"a", b"b"]
+        async with log.consumer("billing") as rows:
+            assert (await anext(rows)).position == first
+            await asyncio.sleep(3)
+            assert (await log.cursors())["billing"].address == Address(*first, 2)
+            assert (await anext(rows)).position == second
+            await asyncio.sleep(3)
+            assert (await log.cursors())["billing"].address == Address(*second)
+
+    with_log(act)
+
+
+def test_the_records_of_a_consumer_go_on_after_a_loop_that_stopped() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            end = await writer.append_many([b"%d" % number for number in range(4)])
+        seen = []
+        async with log.consumer("billing") as rows:
+            for _ in range(2):
+                async for record in rows.records():
+                    seen.append(record.slot)
+                    if record.slot % 2:
+                        break
+            assert (await rows.lag()).rows == 1
+        assert seen == [0, 1, 2, 3]
+        assert (await log.cursors())["billing"].address == Address(*end.next)
+
+    with_log(act)
+
+
 def test_a_consumer_commits_behind_a_damaged_set() -> None:
     """The commit passes the whole set, whatever number of records it claims."""
 

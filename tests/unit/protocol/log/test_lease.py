@@ -168,6 +168,32 @@ def test_the_record_survives_and_damage_is_reported() -> None:
         parse_queue("locks/x", b'{"format":3}')
 
 
+def test_turns_that_another_process_ends() -> None:
+    """Those who hold the lease notice, and stay in the queue till then. A turn that begins meanwhile is another one."""
+    assert LeaseQueue().ended() is None
+    rows = [Participant(name, token, 1, 10_000, name, token < 3) for token, name in enumerate("abcd", 1)]
+    ended = LeaseQueue(5, tuple(rows)).ended()
+    assert ended is not None
+    assert [row.is_ended for row in ended.participants] == [True, True, False, False]
+    assert ended.ended() is None
+    assert parse_queue("consumers/l/c", pack_queue(ended)) == ended
+    alone = LeaseQueue(5, tuple(rows[2:])).ended()
+    assert alone is not None
+    assert [row.is_ended for row in alone.participants] == [True, False]
+
+    store, late, waiting = Store(), candidate("late"), candidate("waiting")
+    store.step(late, 0.0)
+    store.step(waiting, 0.0)
+    ended = store.queue.ended()
+    assert ended is not None
+    late.seen(ended, 0.1)
+    waiting.seen(ended, 0.1)
+    assert (late.is_ended, late.is_holder, waiting.is_ended, waiting.is_holder) == (True, True, False, False)
+    store.queue = ended
+    store.step(late, 0.1)  # as one that waits, and has not seen that it has the lease: it begins after the end
+    assert (late.is_ended, late.is_holder) == (False, True)
+
+
 @pytest.mark.parametrize("ttl", [0.9, 301, True, "10", None, float("nan")])
 def test_times_that_are_refused(ttl: object) -> None:
     with pytest.raises(InvalidArgument, match="ttl"):

@@ -109,10 +109,14 @@ class LogCursors:
         await self._change(change)
         return None if claimed is None else claimed.address
 
-    async def delete(self, name: str) -> None:
-        """Delete a cursor. One that does not exist counts as deleted."""
+    async def delete(self, name: str, ending: Callable[[], Awaitable[Sequence[Step]]]) -> None:
+        """Delete a cursor. One that does not exist counts as deleted.
+
+        `ending`: returns what ends its consumer, in the same transaction.
+        """
         await self._change(
-            lambda cursors, _: {key: at for key, at in cursors.items() if key != name} if name in cursors else None
+            lambda cursors, _: {key: at for key, at in cursors.items() if key != name} if name in cursors else None,
+            ending,
         )
 
     async def move_with(
@@ -155,7 +159,11 @@ class LogCursors:
             raise refusal
         return version
 
-    async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
+    async def _change(
+        self,
+        change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None],
+        more: Callable[[], Awaitable[Sequence[Step]]] | None = None,
+    ) -> None:
         async def attempt() -> bool:
             manifest, basis = await self._records.refresh(), self._records.version
             if manifest.is_deleting:
@@ -167,6 +175,7 @@ class LogCursors:
                 if (changed := change(cursors, manifest)) is None:
                     return True
                 steps.append(RecordWrite(self._record, pack_cursors(manifest.token, changed), version))
+                steps += [] if more is None else await more()
             except LogTruncated as error:
                 refusal = error  # A server of the store that lags behind may lack the position's ledger: make sure.
             try:

@@ -141,7 +141,8 @@ class LogSource:
         self._next = start
         self._is_tail = is_tail
         self._extent: Extent | None = None  # the extent being read, or read to its end
-        self._is_complete = False  # whether it was read to its end
+        self._end: int | None = None  # its last entry, when it was read to its end
+        self._row: int | None = None  # number of the row that its entry 0 is or was; None: unknown
         self._is_whole = False  # whether the end of its readable part is its final end
         self._ledger: LedgerReader | None = None
         self._batches: Batches | None = None
@@ -150,19 +151,19 @@ class LogSource:
 
     def seek(self, position: Position) -> None:
         """Continue at another position."""
-        self._next, self._extent, self._batches, self._is_complete = position, None, None, False
+        self._next, self._extent, self._batches, self._end = position, None, None, None
 
     def is_past(self, ledger_id: int) -> bool:
         """Report whether it has come to the end of a ledger in which it began, and the ledger has no more entries."""
         extent = self._extent
-        return extent is not None and (self._is_complete or extent.ledger_id != ledger_id)
+        return extent is not None and (self._end is not None or extent.ledger_id != ledger_id)
 
     async def next_batch(self) -> EntryBatch | None:
         while True:
             self._reader.check_open()
             if self._extent is None and not await self._begin():
                 return None
-            if self._is_complete and not await self._go_on():
+            if self._end is not None and not await self._go_on():
                 return None
             assert self._extent is not None
             try:
@@ -172,6 +173,9 @@ class LogSource:
                 batch = await self._checked(anext(self._batches, None))
             except _Compacted as compacted:
                 self._extent = compacted.extent  # The same positions, in another ledger.
+                continue
+            except _ReadToItsEnd as ended:
+                self._end = ended.entry_id
                 continue
             except BookKeeperError as error:
                 if not self._is_tail:
@@ -183,10 +187,12 @@ class LogSource:
                 self._patience.reset()
                 self._next = Position(batch.ledger_id, batch.last_entry_id).next
                 return batch
+            assert self._ledger is not None
+            end = self._ledger.last_add_confirmed if self._extent.last is None else self._extent.last
             await self._let_go()
             if not self._is_whole:
                 return None
-            self._is_complete = True
+            self._end = end
 
     # -- which ledger --------------------------------------------------------------------------------------------
     async def _begin(self) -> bool:
@@ -199,7 +205,7 @@ class LogSource:
             if beginning is not None:
                 self._enter(beginning)
             elif self._is_tail:
-                self._extent, self._is_complete = BEFORE_THE_FIRST, True
+                self._extent, self._end = BEFORE_THE_FIRST, -1
             else:
                 return False
         else:
@@ -211,12 +217,15 @@ class LogSource:
             if self._next.entry_id < extent.first:
                 raise self._truncated(manifest)
             self._extent = extent
+        self._row = manifest.row_of(self._extent.seq) if self._extent is not None else None
         return True
 
     async def _find_end(self, manifest: Manifest) -> None:
         """Begin after all confirmed entries: in the first ledger that is not closed."""
+        end = -1
         for extent in manifest.extents:
             if extent.last is not None:
+                end = extent.last
                 continue
             await self._open_ledger(extent.ledger_id)
             ledger = self._ledger
@@ -225,33 +234,44 @@ class LogSource:
             if not ledger.is_sealed:
                 self._extent, self._next = extent, Position(extent.ledger_id, last).next
                 return
+            end = ledger.last_add_confirmed
         self._extent = manifest.extents[-1] if manifest.extents else BEFORE_THE_FIRST
-        self._is_complete = True
+        self._end = end
 
     def _enter(self, extent: Extent) -> None:
-        self._extent = extent
-        self._is_complete = False
+        self._extent, self._end = extent, None
         self._next = Position(extent.ledger_id, extent.first)
 
     async def _go_on(self) -> bool:
         """Move to the extent after the present, finished one; False: there is none, and no waiting."""
         assert self._extent is not None
+        assert self._end is not None
         manifest = await self._refreshed()
         while (following := manifest.after(self._extent.seq)) is None:
             if not self._is_tail:
                 return False
             self._reader.check_open()
             manifest = await self._wait_for_change()
-        if self._extent.seq >= 0 and self._has_gap(manifest, following):
+        has_lost = self._has_lost(manifest, self._end + 1)
+        if has_lost or (has_lost is None and self._has_gap(manifest, following)):
             raise self._truncated(manifest)
+        row = manifest.row_of(following.seq) if self._row is None else self._row + self._end + 1
         self._enter(following)
+        self._row = row
         return True
 
+    def _has_lost(self, manifest: Manifest, entry_id: int) -> bool | None:
+        """Report whether rows from this entry of the present extent on were truncated; None: that is unknown.
+
+        Rows keep their numbers, so extents without entries may go unnoticed.
+        """
+        return None if self._row is None else manifest.rows_truncated > self._row + entry_id
+
     def _has_gap(self, manifest: Manifest, following: Extent) -> bool:
-        """Report whether entries between the present extent and the following one were truncated."""
+        """Report whether entries between the present extent and the following one may be truncated."""
         assert self._extent is not None
-        if following.seq > self._extent.seq + 1:
-            return True
+        if self._extent.seq < 0 or following.seq > self._extent.seq + 1:
+            return self._extent.seq >= 0
         earlier = [extent for extent in manifest.extents if extent.seq < following.seq]
         return following.first > 0 and all(extent.last is not None and extent.first > extent.last for extent in earlier)
 
@@ -264,11 +284,12 @@ class LogSource:
     async def _open_extent(self, extent: Extent) -> None:
         """Open the extent at the next position."""
         assert self._next is not None
-        if self._ledger is None or self._ledger.ledger_id != extent.storage:
+        ledger, last = self._ledger, extent.last
+        # A reader from before the ledger's end does not know all entries that the list has by now.
+        if ledger is None or ledger.ledger_id != extent.storage or (last is not None and not ledger.is_sealed):
             await self._open_ledger(extent.storage)
         ledger, first = self._ledger, self._next.entry_id
         assert ledger is not None
-        last = extent.last
         if last is None and ledger.is_sealed:
             last = ledger.last_add_confirmed
         self._is_whole = last is not None or self._is_tail  # A tail ends with its ledger.
@@ -296,6 +317,8 @@ class LogSource:
         manifest = await self._persistently(self._parts.records.refresh)
         if manifest.is_deleting:
             raise LogNotFound(f"log {self._reader.name} was deleted")
+        if self._row is None and self._extent is not None:
+            self._row = manifest.row_of(self._extent.seq)
         return manifest
 
     async def _wait_for_change(self) -> Manifest:
@@ -320,6 +343,8 @@ class LogSource:
             manifest = await self._refreshed()
             assert self._extent is not None
             listed = [extent for extent in manifest.extents if extent.seq == self._extent.seq]
+            if not listed and self._next is not None and self._has_lost(manifest, self._next.entry_id) is False:
+                raise _ReadToItsEnd(self._next.entry_id - 1) from None
             if not listed or (self._next is not None and self._next.entry_id < listed[0].first):
                 raise self._truncated(manifest) from None
             if listed[0].storage != self._extent.storage:
@@ -351,3 +376,11 @@ class _Compacted(Exception):
     def __init__(self, extent: Extent) -> None:
         super().__init__()
         self.extent = extent
+
+
+class _ReadToItsEnd(Exception):
+    """The extent that is being read was truncated after all its entries had been delivered. `entry_id`: the last."""
+
+    def __init__(self, entry_id: int) -> None:
+        super().__init__()
+        self.entry_id = entry_id

@@ -88,8 +88,11 @@ class Progress:
     def entries(self, batch: EntryBatch) -> Iterator[Entry]:
         """Hand out the entries of a batch."""
         self._is_inside = True
+        at = self._start  # The first one may be a set of which some records are handled already.
+        assert at is not None
         for entry in batch.entries():
-            self._given = Address(entry.ledger_id, entry.id), Address(entry.ledger_id, entry.id + 1)
+            self._given = at, Address(entry.ledger_id, entry.id + 1)
+            at = self._given[1]
             yield entry
         self._is_inside = False
 
@@ -185,6 +188,7 @@ class LogConsumer(Steps[Entry]):
         self._reader = LogReader(parts)
         self.decode = Decoder(self._reader.name, parts.records.current.record_format)
         self._batches = Batches(self._source(start))
+        self._records = _ConsumedRecords(self._batches, self.progress, self.decode)
         self._committed = start  # None: there is no cursor yet
         self._is_ending = False
         self._turn = asyncio.Lock()  # one commit at a time, so that none moves the cursor back
@@ -223,7 +227,7 @@ class LogConsumer(Steps[Entry]):
 
     def records(self) -> AsyncIterator[LogRecord]:
         """Return the same iteration by records, with value, key, headers and time: see `LogEntries.records`."""
-        return _ConsumedRecords(self._batches, self.progress, self.decode)
+        return self._records
 
     def batches(self) -> Batches:
         """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""

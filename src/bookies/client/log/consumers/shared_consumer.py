@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from bookies.client.base import EntryBatch
 from bookies.client.base.iteration import Batches, BatchSource
 from bookies.client.base.metadata_loop import back_off, repeated
@@ -16,7 +18,7 @@ from bookies.client.log.base.log_operations import LogContext
 from bookies.client.log.base.log_reader import LogReader
 from bookies.client.log.consumers.consumer import LogConsumer, Progress
 from bookies.client.turns.lease import Contest, Lease
-from bookies.errors import CursorMoved, LedgerClosed, LogTruncated, VersionConflict
+from bookies.errors import BookKeeperError, CursorMoved, LedgerClosed, LogTruncated, VersionConflict
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor, is_lost
@@ -47,6 +49,9 @@ class SharedContest(Contest, frozen=True):
 
         return await self.cursors.move_with(self.name, decide, self.member.token)
 
+    def ended(self) -> BookKeeperError:
+        return deleted(self.name)
+
     async def begin(self, start: Position | None) -> None:
         """Take part in the shares, from the cursor on. `start`: where to create it if there is none.
 
@@ -73,8 +78,7 @@ class SharedContest(Contest, frozen=True):
                 is_alone=is_alone,
                 is_truncated=present is not None and is_lost(present, manifest),
             )
-            content = LeaseQueue(queue.next_token, queue.participants, shares)
-            return shares.cursor, RecordWrite(self.record, pack_queue(content), version)
+            return shares.cursor, RecordWrite(self.record, pack_queue(replace(queue, shares=shares)), version)
 
         try:
             await self.cursors.move_with(self.name, decide, self.member.token)

@@ -233,6 +233,46 @@ def test_the_block_ends_when_the_cursor_is_deleted() -> None:
     in_log(act)
 
 
+def test_an_idle_consumer_ends_when_the_cursor_is_deleted() -> None:
+    """It has nothing to commit. Who waits for its turn begins afterwards, and again with the first entry."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 2)
+        others = [(await world.client()).log("orders") for _ in range(2)]
+        turns: list[str] = []
+
+        async def work(name: str, own: Log) -> None:
+            async with own.consumer("billing", ttl=3) as rows:
+                turns.append(f"{name} begins")
+                try:
+                    async for _ in rows:
+                        pass
+                finally:
+                    turns.append(f"{name} ends")
+
+        first = asyncio.ensure_future(work("first", others[0]))
+        await asyncio.sleep(5)
+        second = asyncio.ensure_future(work("second", others[1]))
+        await asyncio.sleep(5)
+        assert await cursor_of(log) == positions[-1].next
+        await log.delete_cursor("billing")
+        await log.delete_cursor("billing")
+        await log.delete_cursor("c" * 200)
+        await asyncio.sleep(2)
+        with pytest.raises(CursorMoved, match="cursor of consumer billing of log orders was deleted"):
+            await first
+        await asyncio.sleep(5)
+        assert turns == ["first begins", "first ends", "second begins"]
+        assert await cursor_of(log) == positions[-1].next
+        await log.delete_cursor("billing")
+        await asyncio.sleep(2)
+        await log.move_cursor("billing", positions[1])
+        with pytest.raises(CursorMoved):
+            await second
+
+    in_log(act)
+
+
 def test_the_cursor_of_a_running_consumer_is_not_moved() -> None:
     """Its next commit would move it back. One that has died, or was deleted, is in nobody's way."""
 

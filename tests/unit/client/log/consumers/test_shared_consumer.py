@@ -15,6 +15,7 @@ from bookies.client.log.consumers import LogConsumer
 from bookies.encoding.envelope import Record
 from bookies.errors import CursorBehind, CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated
 from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.interface import Watch
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.lag import Lag
@@ -99,6 +100,31 @@ def test_what_a_process_left_is_given_to_another() -> None:
         assert await cursor_of(log) == positions[-1].next
         [state] = (await log.consumers()).values()
         assert (state.lag, state.processes, state.members) == (Lag(0, 0, 0.0), (), ())
+
+    in_log(act)
+
+
+def test_a_process_goes_back_in_a_ledger_that_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opened the ledger before its end, of which the notification is late."""
+    watch_ledger = MemoryDriver.watch_ledger
+
+    def late(driver: MemoryDriver, ledger_id: int, _: object) -> Watch:
+        return watch_ledger(driver, ledger_id, lambda _: None)
+
+    monkeypatch.setattr(MemoryDriver, "watch_ledger", late)
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer = await (await world.client()).log("orders").lead()
+        positions = [await writer.append(b"%d" % number) for number in range(20)]
+        other = (await world.client()).log("orders")
+        first = await other.consumer("billing", shared=True, claim_size=10)
+        await take(first, 1)
+        async with log.consumer("billing", shared=True, claim_size=10) as rows:
+            assert await take(rows, 10) == positions[10:]
+            await first.__aexit__(RuntimeError, None, None)  # what it had claimed is free
+            positions += [await writer.append(b"%d" % number) for number in (20, 21)]
+            await writer.close()
+            assert await take(rows, 12) == [*positions[:10], *positions[20:]]
 
     in_log(act)
 
@@ -223,15 +249,41 @@ def test_the_cursor_is_deleted() -> None:
     in_log(act)
 
 
-def test_the_cursor_is_deleted_while_a_process_waits() -> None:
-    """It gets the entries again: that it has handled later ones says nothing about those of its next range."""
+def test_idle_processes_end_when_the_cursor_is_deleted() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 4)
+
+        async def work() -> None:
+            own = (await world.client()).log("orders")
+            async with own.consumer("billing", shared=True, ttl=3) as rows:
+                async for _ in rows:
+                    pass
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(3)]
+        await asyncio.sleep(5)
+        assert await cursor_of(log) == positions[-1].next
+        waiting = asyncio.create_task(log.consumer("billing").begin())
+        await asyncio.sleep(1)
+        await log.delete_cursor("billing")
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in errors] == [CursorMoved] * 3
+        alone = await waiting
+        assert await take(alone, 4) == positions
+        await alone.close()
+
+    in_log(act)
+
+
+def test_a_version_that_only_deletes_the_cursor() -> None:
+    """A process that waits gets the entries again: that it has handled later ones says nothing about those of its
+    next range."""
 
     async def act(world: World, client: Client, log: Log) -> None:
         positions = await fill(log, 6)
         async with log.consumer("billing", shared=True, commit_interval=None) as rows:
             assert await take(rows, 6) == positions
             await rows.commit()
-            await log.delete_cursor("billing")
+            await (await log._parts()).cursors.delete("billing", lambda: asyncio.sleep(0, ()))
             async with (await world.client()).log("orders").consumer("billing", shared=True):
                 again = await take(rows, 1)
                 await rows.commit()
