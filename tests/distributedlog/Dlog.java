@@ -26,6 +26,7 @@ import org.apache.distributedlog.impl.metadata.BKDLConfig;
 import org.apache.distributedlog.io.CompressionCodec;
 import org.apache.distributedlog.metadata.DLMetadata;
 import org.apache.distributedlog.exceptions.EndOfStreamException;
+import org.apache.distributedlog.exceptions.ReadCancelledException;
 import org.apache.bookkeeper.common.concurrent.FutureUtils;
 
 public class Dlog {
@@ -92,20 +93,34 @@ public class Dlog {
 
     private static void read(DLSN from, boolean endless) throws Exception {
         DLSN last = endless ? null : log.getLastDLSN();
-        AsyncLogReader reader = wait(log.openAsyncLogReader(from));
-        while (true) {
-            LogRecordWithDLSN record;
-            try {
-                record = endless ? FutureUtils.result(reader.readNext()) : wait(reader.readNext());
-            } catch (EndOfStreamException end) {
-                break;
-            }
-            say(record);
-            if (last != null && record.getDlsn().compareTo(last) >= 0) {
-                break;
-            }
+        DLSN next = from;
+        while (next != null) {
+            next = readOn(next, last);
         }
-        wait(reader.asyncClose());
+    }
+
+    /**
+     * Reads to the last position, or without an end, and returns null; or where to read on: the read-ahead of this
+     * version may cancel a read of its own when it closes a segment (the class of apache/bookkeeper 1973 and 2898).
+     */
+    private static DLSN readOn(DLSN from, DLSN last) throws Exception {
+        AsyncLogReader reader = wait(log.openAsyncLogReader(from));
+        DLSN next = from;
+        try {
+            while (last == null || next.compareTo(last) <= 0) {
+                LogRecordWithDLSN record = last == null
+                        ? FutureUtils.result(reader.readNext()) : wait(reader.readNext());
+                say(record);
+                next = record.getDlsn().getNextDLSN();
+            }
+        } catch (EndOfStreamException end) {
+            return null;
+        } catch (ReadCancelledException cancelled) {
+            return next;
+        } finally {
+            wait(reader.asyncClose());
+        }
+        return null;
     }
 
     private static void run(URI uri, String client, String[] words) throws Exception {

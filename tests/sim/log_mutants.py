@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bookies.client.log import LogWriter, cursor_store, record_writer, retaining, seeking, transaction
+from bookies.client.log import LogWriter, record_writer, retaining, transaction
+from bookies.client.log.base import cursor_store, seeking
 from bookies.client.log.base.cursor_store import LogCursors
 from bookies.client.log.consumers.consumer import Progress
 from bookies.client.log.sequenced import SequencedWriter
