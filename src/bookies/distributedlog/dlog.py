@@ -32,7 +32,15 @@ from bookies.distributedlog.model.segment_list import (
     truncations,
 )
 from bookies.distributedlog.model.txid_search import Probe, probe_of, search
-from bookies.distributedlog.parts import LogParts, last_of, last_record, last_user_record, records_of, recover
+from bookies.distributedlog.parts import (
+    LogParts,
+    end_to_read,
+    last_of,
+    last_record,
+    last_user_record,
+    records_of,
+    recover,
+)
 from bookies.distributedlog.store import LogLock, Ownership
 from bookies.errors import (
     BookKeeperError,
@@ -106,9 +114,9 @@ class Dlog:
         """Complete the segments of a writer that has died. A writer that is alive is stopped.
 
         * `skip_damaged`: end a segment whose last entries are damaged before them, and return their errors. Their
-          records are lost. If no entry of the segment is intact, it is removed, and its ledger is kept.
+          records are lost.
 
-        Raises `LogRecordCorrupt` for a damaged end, unless it is skipped.
+        Raises `LogRecordCorrupt` for a damaged end, unless it is skipped, and for a segment without an intact record.
         """
         damage: list[LogRecordCorrupt] | None = [] if switch("skip_damaged", skip_damaged) else None
         async with TimeLimit(timeout, f"recover log {self.name}"):
@@ -422,7 +430,7 @@ async def _search(segment: Segment, ledger: LedgerReader, txid: int) -> Probe | 
         entry = await ledger.read_entry(entry_id)
         return probe_of(entry_id, records_of(segment, entry_id, entry.payload), txid)
 
-    searching = search(await ledger.read_last_add_confirmed(), txid)
+    searching = search(await end_to_read(segment, ledger), txid)
     try:
         entries = next(searching)
         while True:
@@ -434,7 +442,7 @@ async def _search(segment: Segment, ledger: LedgerReader, txid: int) -> Probe | 
 
 async def _count(segment: Segment, ledger: LedgerReader, start: Dlsn) -> int:
     """Count a segment's user records from a position on."""
-    end = await last_user_record(segment, ledger, await ledger.read_last_add_confirmed())
+    end = await last_user_record(segment, ledger, await end_to_read(segment, ledger))
     if end is None:
         return 0
     last_entry, last = end

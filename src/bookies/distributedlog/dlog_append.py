@@ -78,7 +78,9 @@ class EntryOutcome:
             asyncio.get_running_loop().call_soon(self._call_back)
 
     def settle(self, outcome: Place | BookKeeperError) -> None:
-        """End the wait. Once."""
+        """End the wait. The first outcome holds: an entry in flight may be stored after its writer has ended."""
+        if self._outcome is not None:
+            return
         self._outcome = outcome
         if self._callbacks:
             asyncio.get_running_loop().call_soon(self._call_back)
@@ -98,6 +100,8 @@ class EntryOutcome:
         for callback, append in callbacks:
             try:
                 callback(append)
-            except Exception as error:  # noqa: BLE001 - as the event loop does with other callbacks
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as the event loop does with other callbacks
                 context = {"message": f"callback {callback!r} of an append has failed", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)

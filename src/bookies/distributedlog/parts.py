@@ -100,6 +100,11 @@ async def last_record(
     return None
 
 
+async def end_to_read(segment: Segment, ledger: LedgerReader) -> int:
+    """Return the last entry of a segment. Entries after the end of a completed one are damaged, or hold no record."""
+    return segment.last_entry if segment.is_completed else await ledger.read_last_add_confirmed()
+
+
 async def last_user_record(segment: Segment, ledger: LedgerReader, last_entry: int) -> tuple[int, SlotRecord] | None:
     """Return the last record that an application wrote."""
     return await last_record(segment, ledger, last_entry, ignored=CONTROL | END_OF_STREAM)
@@ -109,7 +114,7 @@ async def last_of(parts: LogParts) -> tuple[Segment, int, SlotRecord] | None:
     """Return the last visible record that an application wrote, with its segment and entry. Fences no writer."""
     for segment in reversed(readable(await parts.segments())):
         async with parts.reading(segment) as ledger:
-            last = await last_user_record(segment, ledger, await ledger.read_last_add_confirmed())
+            last = await last_user_record(segment, ledger, await end_to_read(segment, ledger))
         if last is not None:
             return segment, *last
     return None
@@ -119,7 +124,8 @@ async def recover(parts: LogParts, ownership: Ownership, damage: list[LogRecordC
     """Complete every segment in progress, in order: its writer is fenced. Source: distributedlog 4.2.
 
     `damage`: collects the errors of damaged entries at the end of a segment, which then ends before them; None: they
-    are raised, as Java's writers do. A segment without an intact record is removed, and its ledger is kept.
+    are raised, as Java's writers do. A segment without an intact record has no such end: its positions were given out,
+    so its number cannot be used again.
 
     Raises `LogFenced` (another process changes the list as well), `LogRecordCorrupt`, `RecoveryFailed`.
     """
@@ -128,27 +134,28 @@ async def recover(parts: LogParts, ownership: Ownership, damage: list[LogRecordC
         segment = next((segment for segment in segments if not segment.is_completed), None)
         if segment is None:
             return
-        damage_before = len(damage or ())
         try:
             end = await _end_of(parts, segment, damage)
         except LogRecordCorrupt as error:
+            way_out = f"end it before the damage: bk log recover {parts.name} --namespace URI --skip-damaged"
+            if damage is not None:
+                way_out = (
+                    "no record of that segment is intact, so the log cannot end there: copy the rest and delete it"
+                )
             raise LogRecordCorrupt(
-                f"log {parts.name} accepts no writer, because its end is damaged: {error.message}; end it before the "
-                f"damage: bk log recover {parts.name} --namespace URI --skip-damaged",
+                f"log {parts.name} accepts no writer, because its end is damaged: {error.message}; {way_out}",
                 ledger_id=error.ledger_id,
                 entry_id=error.entry_id,
             ) from error
-        if end is None:  # Nothing was acknowledged in it, or it is all damaged. Its number will be used again.
-            if len(damage or ()) == damage_before:
-                await parts.delete_ledger(segment.ledger_id)
+        if end is None:  # Nothing was acknowledged in it. Its number will be used again.
+            await parts.delete_ledger(segment.ledger_id)
             await ownership.remove(segment)
             continue
         await ownership.complete(segment, completed(segments, segment, end, parts.runtime.clock.wall_ms()))
 
 
 async def _end_of(parts: LogParts, segment: Segment, damage: list[LogRecordCorrupt] | None) -> LastRecord | None:
-    """Fence a segment's ledger and return its end; None: it is empty, was deleted as empty, or is all damaged."""
-    damage_before = len(damage or ())
+    """Fence a segment's ledger and return its end; None: it is empty, or was deleted as empty."""
     try:
         ledger = await parts.client.recover(segment.ledger_id, password=parts.password)
     except LedgerNotFound:
@@ -159,10 +166,8 @@ async def _end_of(parts: LogParts, segment: Segment, damage: list[LogRecordCorru
         last = await last_record(segment, ledger, ledger.last_add_confirmed, damage=damage)
     finally:
         await ledger.close()
-    if last is None and len(damage or ()) > damage_before:
-        return None
     if last is None:
-        raise LogRecordCorrupt(f"segment {segment.lssn} has entries without records", ledger_id=segment.ledger_id)
+        raise LogRecordCorrupt(f"segment {segment.lssn} has no entry with records", ledger_id=segment.ledger_id)
     entry_id, record = last
     return LastRecord(record.txid, entry_id, record.slot, record.position)
 

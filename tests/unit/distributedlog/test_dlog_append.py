@@ -69,11 +69,26 @@ def test_a_callback_that_fails_keeps_no_other_from_its_call() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
         outcome, called = EntryOutcome(), list[DlogAppend]()
         appends = appends_of(outcome)
-        for append, callback in zip(appends, (lambda _: 1 / 0, called.append, called.append), strict=True):
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        callbacks = (lambda _: 1 / 0, lambda _: cancelled.result(), called.append)
+        for append, callback in zip(appends, callbacks, strict=True):
             append.add_done_callback(callback)
         outcome.settle((1, 0))
         await asyncio.sleep(0)
-        assert called == appends[1:]
-        assert isinstance(problems[0]["exception"], ZeroDivisionError)
+        assert called == appends[2:]
+        assert [type(problem["exception"]) for problem in problems] == [ZeroDivisionError, asyncio.CancelledError]
+
+    asyncio.run(act())
+
+
+def test_the_first_outcome_holds() -> None:
+    async def act() -> None:
+        outcome = EntryOutcome()
+        append = appends_of(outcome)[0]
+        outcome.settle(LogError("may or may not be in the log"))
+        outcome.settle((5, 9))  # It was stored after all.
+        with pytest.raises(LogError, match="may or may not"):
+            append.result()
 
     asyncio.run(act())

@@ -231,6 +231,9 @@ def test_an_entry_that_is_no_record_is_an_error_of_its_place() -> None:
         assert await log.recover(skip_damaged=True) == ()
         [segment] = await log.segments()
         assert (segment.is_completed, segment.last_entry, segment.record_count) == (True, 0, 1)
+        last = await log.last()
+        assert last is not None
+        assert (last.payload, await log.find(last.txid), await log.count(Dlsn(1, 0, 0))) == (b"7", last.position, 1)
         async with log.lead() as following:
             await following.append(b"8")
         with pytest.raises(LogRecordCorrupt, match=r"read on from 1:2:0"):
@@ -241,22 +244,25 @@ def test_an_entry_that_is_no_record_is_an_error_of_its_place() -> None:
     in_namespace(act)
 
 
-def test_a_segment_without_an_intact_entry_is_removed_and_its_ledger_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_without_an_intact_record_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def act(place: Place) -> None:
         namespace = await place.namespace()
         await written(place)
         log = namespace.log("orders")
-        before = await log.segments()
         writer = await log.lead()
         await writer.append(b"7")
-        assert writer._open is not None
-        ledger_id = writer._open.ledger.ledger_id
         await writer.abandon()
-        damaged = Mock(side_effect=LogRecordCorrupt("no record"))
-        monkeypatch.setattr(parts, "records_of", damaged)
-        assert len(await log.recover(skip_damaged=True)) == damaged.call_count > 0
+        before = await log.segments()
+        with monkeypatch.context() as patch:
+            patch.setattr(parts, "records_of", Mock(side_effect=LogRecordCorrupt("no record")))
+            with pytest.raises(LogRecordCorrupt, match="no record of that segment is intact"):
+                await log.recover(skip_damaged=True)
         assert await log.segments() == before
-        assert (await namespace.client.metadata(ledger_id)).is_closed
+        assert (await namespace.client.metadata(before[-1].ledger_id)).is_closed
+        async with log.lead() as following:  # The damage was of the test.
+            assert (await following.append(b"8")).segment > before[-1].lssn
 
     in_namespace(act)
 

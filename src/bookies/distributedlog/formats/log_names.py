@@ -61,7 +61,7 @@ def is_reserved(name: str) -> bool:
 
 def parse_number(data: bytes, path: str) -> int:
     """Return the decimal number in a znode. Raises `MetadataCorrupt`."""
-    if not re.fullmatch(rb"-?\d{1,19}", data):
+    if not re.fullmatch(rb"-?\d{1,19}", data) or not -1 << 63 <= int(data) < 1 << 63:
         raise MetadataCorrupt(f"{path} holds {data[:40]!r}, expected a number")
     return int(data)
 

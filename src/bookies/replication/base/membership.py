@@ -204,12 +204,13 @@ class Membership:
 
         `seen`: loop time at which the mark was first seen to name each. A bookie that was registered then or later had
         lost entries, was to be emptied, or has returned since. If it has returned since the mark was written, only the
-        lost-bookie delay applies to its present absence.
+        lost-bookie delay applies to its present absence. The absence of a bookie that only marks name is noted after
+        them, so it says nothing about that.
         """
-        claimed = []
+        claimed, known = [], {*self._cookies, *self._named}
         for bookie in self.long_away(bookie for bookie in seen if bookie not in self._notes.current.draining):
             since = self.absence.away_since(bookie)
-            if since is None or since <= seen[bookie]:
+            if since is None or since <= seen[bookie] or bookie not in known:
                 claimed.append(bookie)
         return claimed
 

@@ -60,3 +60,5 @@ def test_numbers() -> None:
     assert parse_number(b"-999", "/x") == -999
     with pytest.raises(MetadataCorrupt, match="/x holds"):
         parse_number(b"", "/x")
+    with pytest.raises(MetadataCorrupt, match="/x holds"):
+        parse_number(b"9223372036854775808", "/x")
