@@ -66,6 +66,7 @@ class WriterOptions(Struct, frozen=True):
     is_eager: bool
 
 
+DELAY_MIN_S = 0.001  # between two looks at what waits: without it a delay of 0 would keep the loop busy
 _BYTES = (bytes, bytearray, memoryview)
 _Batch = Batch[EntryOutcome]
 
@@ -150,7 +151,7 @@ class _PumpCalls:
 
     def later(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(self._delay_s, self._delay_over)
+            self._timer = self._loop.call_later(max(self._delay_s, DELAY_MIN_S), self._delay_over)
 
     def at_age(self, age_s: float, call: Callable[[], None]) -> None:
         self._cancel_age()
