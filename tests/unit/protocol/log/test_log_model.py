@@ -62,7 +62,7 @@ def test_the_rows_of_extents() -> None:
     assert [ROLLING.row_of(seq) for seq in range(4)] == [0, 10, None, None]  # 11 has no end, and there is no 3
     emptied_first = manifest(closed(4, 10, first=10), closed(5, 11, first=3), Extent(6, 12), rows_truncated=113)
     assert [emptied_first.row_of(seq) for seq in (4, 5, 6)] == [100, 110, 120]
-    assert emptied_first.row_of(7) is None
+    assert manifest(closed(4, 10)).row_of(7) is None
 
 
 # -- positions and names ---------------------------------------------------------------------------------------------
