@@ -32,7 +32,10 @@ def test_a_repair_is_timed_by_stage_and_an_open_ledger_sets_the_ensemble() -> No
         repaired = metrics["bookies_fragments_repaired_total", ""]
         assert repaired >= 1
         for stage in ("claim", "check", "read", "write", "metadata"):
-            assert metrics["bookies_repair_stage_seconds_count", stage] >= repaired, stage
+            uncopied = (
+                1 if stage in ("read", "write") else 0
+            )  # The open ledger has no entries: only a name is replaced.
+            assert metrics["bookies_repair_stage_seconds_count", stage] >= repaired - uncopied, stage
             assert metrics["bookies_repair_stage_seconds_sum", stage] > 0, stage
         assert metrics["bookies_ensemble_size_max", ""] == 4
         assert metrics["bookies_recovery_enabled", ""] == 1
