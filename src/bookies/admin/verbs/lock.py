@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
@@ -59,9 +59,17 @@ async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -
     from bookies.protocol.log.lease import MARGIN
 
     environment = os.environ | {TOKEN: str(lease.token)}
+    # A session of its own, so that the command ends with its children; a terminal can still be read.
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True))
     try:
-        # A session of its own, so that the command ends with its children; a terminal can still be read.
-        process = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
+        await asyncio.wait((starting,))
+    except asyncio.CancelledError:  # by a signal to this process; the command may run already
+        await _until_done(starting)
+        if starting.exception() is None:
+            await _end(starting.result().pid, asyncio.ensure_future(starting.result().wait()), grace_s)
+        raise
+    try:
+        process = starting.result()
     except FileNotFoundError:
         return _failed(f"{command[0]}: not found", NOT_FOUND)
     except OSError as error:
@@ -107,9 +115,14 @@ async def _end(pid: int, ending: asyncio.Future[int], grace_s: float) -> None:
                     await asyncio.sleep(POLL_S)
         except (TimeoutError, asyncio.CancelledError):
             os.killpg(pid, signal.SIGKILL)
-    while not ending.done():  # Until then the lock must not be released.
+    await _until_done(ending)  # Until then the lock must not be released.
+
+
+async def _until_done(future: asyncio.Future[Any]) -> None:
+    """Wait in spite of cancellations."""
+    while not future.done():
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((ending,))
+            await asyncio.wait((future,))
 
 
 VERBS = (
