@@ -442,7 +442,7 @@ async def _search(segment: Segment, ledger: LedgerReader, txid: int) -> Probe | 
 
 async def _count(segment: Segment, ledger: LedgerReader, start: Dlsn) -> int:
     """Count a segment's user records from a position on."""
-    end = await last_user_record(segment, ledger, await end_to_read(segment, ledger))
+    end = await last_user_record(segment, ledger)
     if end is None:
         return 0
     last_entry, last = end

@@ -105,8 +105,9 @@ async def end_to_read(segment: Segment, ledger: LedgerReader) -> int:
     return segment.last_entry if segment.is_completed else await ledger.read_last_add_confirmed()
 
 
-async def last_user_record(segment: Segment, ledger: LedgerReader, last_entry: int) -> tuple[int, SlotRecord] | None:
-    """Return the last record that an application wrote."""
+async def last_user_record(segment: Segment, ledger: LedgerReader) -> tuple[int, SlotRecord] | None:
+    """Return the last record that an application wrote, and its entry's id; None: there is none."""
+    last_entry = await end_to_read(segment, ledger)
     return await last_record(segment, ledger, last_entry, ignored=CONTROL | END_OF_STREAM)
 
 
@@ -114,7 +115,7 @@ async def last_of(parts: LogParts) -> tuple[Segment, int, SlotRecord] | None:
     """Return the last visible record that an application wrote, with its segment and entry. Fences no writer."""
     for segment in reversed(readable(await parts.segments())):
         async with parts.reading(segment) as ledger:
-            last = await last_user_record(segment, ledger, await end_to_read(segment, ledger))
+            last = await last_user_record(segment, ledger)
         if last is not None:
             return segment, *last
     return None

@@ -59,6 +59,11 @@ async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -
     from bookies.protocol.log.lease import MARGIN
 
     environment = os.environ | {TOKEN: str(lease.token)}
+    after_s = ttl_s * MARGIN / 2  # from the end of the lease until SIGKILL
+
+    async def end(pid: int, ending: asyncio.Future[int]) -> None:
+        await _end(pid, ending, min(grace_s, lease.left_s + after_s))
+
     # A session of its own, so that the command ends with its children; a terminal can still be read.
     starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True))
     try:
@@ -66,7 +71,7 @@ async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -
     except asyncio.CancelledError:  # by a signal to this process; the command may run already
         await _until_done(starting)
         if starting.exception() is None:
-            await _end(starting.result().pid, asyncio.ensure_future(starting.result().wait()), grace_s)
+            await end(starting.result().pid, asyncio.ensure_future(starting.result().wait()))
         raise
     try:
         process = starting.result()
@@ -75,16 +80,15 @@ async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -
     except OSError as error:
         return _failed(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE)
     ending = asyncio.ensure_future(process.wait())
-    after_s = ttl_s * MARGIN / 2  # from the end of the lease until SIGKILL
     losing = asyncio.ensure_future(_losing(lease, grace_s - after_s))
     try:
         await asyncio.wait((ending, losing), return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
-            await _end(process.pid, ending, min(grace_s, lease.left_s + after_s))
+            await end(process.pid, ending)
             text = "was not renewed in time, so another process may have it: the command was ended"
             return _failed(f"the lease {text}", LOST)
     except asyncio.CancelledError:  # by a signal to this process
-        await _end(process.pid, ending, min(grace_s, lease.left_s + after_s))
+        await end(process.pid, ending)
         raise
     finally:
         losing.cancel()

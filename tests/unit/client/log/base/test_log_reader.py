@@ -6,26 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.fakes.logs import in_log, payloads
+from tests.fakes.logs import fill, in_log, lose_notifications, payloads
 from tests.fakes.world import World
 
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.encoding.envelope import Record
 from bookies.errors import LogTruncated
-from bookies.metadata.embedded import MemoryDriver
-from bookies.metadata.interface import Watch
 from bookies.protocol.log import Position
-
-
-async def fill(log: Log, *counts: int) -> list[Position]:
-    """Append payloads 0, 1, ... in ledgers of so many entries, by a leader each; return the positions."""
-    positions: list[Position] = []
-    for count in counts:
-        async with log.lead() as writer:
-            for _ in range(count):
-                positions.append(await writer.append(b"%d" % len(positions)))
-    return positions
 
 
 async def take(entries: AsyncIterator[object], count: int) -> None:
@@ -113,12 +101,7 @@ def test_compacted_extents_have_the_rows_that_they_had(is_lost: bool) -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_ledger_that_is_gone_before_its_tail_has_seen_its_end(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_ledger = MemoryDriver.watch_ledger
-
-    def late(driver: MemoryDriver, ledger_id: int, _: object) -> Watch:
-        return watch_ledger(driver, ledger_id, lambda _: None)
-
-    monkeypatch.setattr(MemoryDriver, "watch_ledger", late)
+    lose_notifications(monkeypatch)
 
     async def act(world: World, client: Client, log: Log) -> None:
         writer = await (await world.client()).log("orders").lead()

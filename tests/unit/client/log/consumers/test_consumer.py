@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.fakes.logs import in_log
+from tests.fakes.logs import fill, in_log
 from tests.fakes.world import World
 
 from bookies.client.base import Entry
@@ -29,16 +29,6 @@ from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Position
 from bookies.protocol.log.lag import Lag
-
-
-async def fill(log: Log, *counts: int) -> list[Position]:
-    """Append payloads 0, 1, ... in ledgers of so many entries; return the positions."""
-    positions: list[Position] = []
-    for count in counts:
-        async with log.lead() as writer:
-            for _ in range(count):
-                positions.append(await writer.append(b"%d" % len(positions)))
-    return positions
 
 
 async def cursor_of(log: Log, name: str = "billing") -> Position:

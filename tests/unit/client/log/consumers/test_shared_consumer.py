@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.fakes.logs import in_log
+from tests.fakes.logs import fill, in_log, lose_notifications
 from tests.fakes.world import World, play
 
 from bookies.client.base.segments import LogStore
@@ -15,20 +15,9 @@ from bookies.client.log.consumers import LogConsumer
 from bookies.encoding.envelope import Record
 from bookies.errors import CursorBehind, CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated
 from bookies.metadata.embedded import MemoryDriver
-from bookies.metadata.interface import Watch
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.lag import Lag
-
-
-async def fill(log: Log, *counts: int) -> list[Position]:
-    """Append payloads 0, 1, ... in ledgers of so many entries; return the positions."""
-    positions: list[Position] = []
-    for count in counts:
-        async with log.lead() as writer:
-            for _ in range(count):
-                positions.append(await writer.append(b"%d" % len(positions)))
-    return positions
 
 
 async def take(rows: LogConsumer, count: int) -> list[Position]:
@@ -106,12 +95,7 @@ def test_what_a_process_left_is_given_to_another() -> None:
 
 def test_a_process_goes_back_in_a_ledger_that_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """It opened the ledger before its end, of which the notification is late."""
-    watch_ledger = MemoryDriver.watch_ledger
-
-    def late(driver: MemoryDriver, ledger_id: int, _: object) -> Watch:
-        return watch_ledger(driver, ledger_id, lambda _: None)
-
-    monkeypatch.setattr(MemoryDriver, "watch_ledger", late)
+    lose_notifications(monkeypatch)
 
     async def act(world: World, client: Client, log: Log) -> None:
         writer = await (await world.client()).log("orders").lead()
