@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from bookies.errors import ClientClosed, DiskFull, MetadataCorrupt, MetadataError
 from bookies.metadata.embedded import EmbeddedDriver
-from bookies.metadata.embedded.sqlite import SqliteStore
 from bookies.metadata.interface.driver import BookieSet, LedgerEvent
 from bookies.metadata.shared.nodes import Key, Observation, Table
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
@@ -195,29 +194,28 @@ def test_a_cancelled_write_may_have_happened_and_watches_still_hear_of_it(tmp_pa
     asyncio.run(main())
 
 
-def test_own_writes_cost_no_observation_unless_they_are_watched(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_writes_cost_no_observation_unless_they_are_watched(tmp_path: pathlib.Path) -> None:
     """An observation reads everything that is watched."""
-    monkeypatch.setattr(EmbeddedDriver, "poll_interval_s", 600.0)
-    observe, observations = SqliteStore.observe, list[int]()
-
-    def counted(
-        store: SqliteStore, keys: Sequence[Key], sets: Mapping[Table, int], is_complete: bool
-    ) -> Observation | None:
-        observations.append(len(keys))
-        return observe(store, keys, sets, is_complete)
-
-    monkeypatch.setattr(SqliteStore, "observe", counted)
 
     async def main() -> None:
         driver = driver_of(tmp_path)
+        driver.poll_interval_s = 600.0
+        observe, observations = driver.database.observe, list[int]()
+        is_first_over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def counted(keys: Sequence[Key], sets: Mapping[Table, int], is_complete: bool) -> Observation | None:
+            observations.append(len(keys))
+            loop.call_soon_threadsafe(is_first_over.set)
+            return observe(keys, sets, is_complete)
+
+        driver.database.observe = counted  # type: ignore[method-assign]
         await driver.open()
         version = await driver.create_record("watched", b"1")
         seen = asyncio.Event()
         driver.watch_record("watched", version, seen.set)
-        while not observations:  # noqa: ASYNC110 - the driver reports no observation
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):
+            await is_first_over.wait()
         for number in range(50):
             await driver.create_record(f"other-{number}", b"")
         assert observations == [1]
