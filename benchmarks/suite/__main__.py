@@ -3,6 +3,7 @@
     python -m benchmarks.suite                          everything against Apache: hours (make bench-apache)
     python -m benchmarks.suite --quick --case "add 1 KiB"
     python -m benchmarks.suite --against HEAD~20        this checkout and an earlier one (make bench-compare)
+    python -m benchmarks.suite --against HEAD --set http_port=0     what a setting costs
 
 Prints what the machine allows, one table of medians, spreads and ratios, and one of processor time and memory.
 docs/internals/benchmarks.md says more.
@@ -28,6 +29,9 @@ def main() -> int:
         prog="benchmarks.suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--against", default="apache", metavar="REVISION", help="of this repository (default: apache)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the bookies of this checkout"
+    )
     parser.add_argument("--case", action="append", metavar="TEXT", help="only those named so, or that contain it")
     parser.add_argument("--brief", action="store_true", help="only five cases")
     parser.add_argument("--pairs", type=int, default=5, help="runs of each contestant in each case (default 5)")
@@ -40,6 +44,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.pairs < 1 or (arguments.seconds is not None and arguments.seconds <= 0):
         parser.error("--pairs must be 1 or more and --seconds above 0")
+    if any("=" not in text for text in arguments.set):
+        parser.error("--set needs NAME=VALUE, for example http_port=0")
     cases = select(CASES, arguments.case, is_brief=arguments.brief)
     if not cases:
         parser.error(f"no case is named so: {', '.join(arguments.case)}; --list names them")
@@ -81,7 +87,14 @@ def measure(cases: list[Case], arguments: argparse.Namespace) -> int:
         allowed = limits.measure(directory, 1.0 if arguments.quick else 5.0)
         print(allowed.describe(), flush=True)
         stage = stack.enter_context(
-            Stage(directory, pace, allowed, free_gb_min=arguments.free_gb_min, packages=packages)
+            Stage(
+                directory,
+                pace,
+                allowed,
+                free_gb_min=arguments.free_gb_min,
+                packages=packages,
+                settings=dict(text.split("=", 1) for text in arguments.set),
+            )
         )
         runs: list[Run] = []
         try:

@@ -13,10 +13,9 @@ from benchmarks.suite.figures import Row, Run, compare
 from benchmarks.suite.guard import DriveFailed
 from benchmarks.suite.limits import Limits
 from benchmarks.suite.servers import SETTINGS
-from benchmarks.suite.stage import Contestant, Stage
+from benchmarks.suite.stage import BEFORE, NOW, Contestant, Stage
 
 APACHE = "Apache"
-BEFORE, NOW = "before", "now"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,13 @@ class RateLimit:
 
 
 QUICK = RateLimit(2, 1, 4, 1, 0.1)
+BEFORE, NOW = "before", "now"  # the servers of two revisions
 
 
 class Stage:
-    """`packages`: where each revision is installed, by name, when revisions are compared. Use as a context manager."""
+    """`packages`: where each revision is installed, by name, when revisions are compared. `settings`: of the bookies of
+    this checkout. Use as a context manager.
+    """
 
     def __init__(
         self,
@@ -64,10 +67,11 @@ class Stage:
         *,
         free_gb_min: float,
         packages: Mapping[str, pathlib.Path] | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.pace, self.limits = pace, limits
         self._directory, self._free_gb_min = directory, free_gb_min
-        self._packages = dict(packages or {})
+        self._packages, self._settings = dict(packages or {}), dict(settings or {})
         self._clusters: dict[str, Cluster] = {}
         self._ledgers: dict[tuple[str, int], int] = {}
 
@@ -128,7 +132,10 @@ class Stage:
         if servers.startswith("Apache"):
             return ApacheCluster(directory, bookies, SETTINGS[servers.partition(": ")[2]])
         packages = self._packages.get(servers)
-        return OurCluster(directory, bookies, packages=packages, zookeeper=not self._packages, settings=our_settings)
+        settings = dict(our_settings or {})
+        if servers != BEFORE:
+            settings |= self._settings
+        return OurCluster(directory, bookies, packages=packages, zookeeper=not self._packages, settings=settings)
 
     # -- drivers -------------------------------------------------------------------------------------------------
     def ledger(self, contestant: Contestant, size: int, entries: int) -> int:
