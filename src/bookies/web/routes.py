@@ -26,7 +26,8 @@ class Route(Struct, frozen=True):
     `name=values, name=values`. `role`: the
     lowest that may call it. `is_probe`: answered under any name of the host, and while many connections are open.
     `is_list`: may be long, so few run at a time. `writes`: a GET that changes something nevertheless. `body_max`: bytes
-    of a body that is data and no JSON object; the audit has no line for each of these.
+    of a body that is data and no JSON object; the audit has no line for each of these. `cost`: requests that a call
+    counts for. What costs more than one has a budget of its own.
     """
 
     path: str
@@ -40,6 +41,7 @@ class Route(Struct, frozen=True):
     is_list: bool = False
     writes: bool = False
     body_max: int = 0
+    cost: int = 1
 
     @property
     def changes(self) -> bool:

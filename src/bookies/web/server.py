@@ -39,6 +39,7 @@ from bookies.errors import (
 from bookies.protocol.pacing import RateLimit
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Encryption, Listener, Runtime
+from bookies.runtime.throttle import pause
 from bookies.web.access import Access
 from bookies.web.audit import Audit
 from bookies.web.connection import BODY_SIZE_MAX, HttpConnection
@@ -75,7 +76,7 @@ class HttpServer:
         self._access = access
         self._encryption = encryption
         self._audit = Audit(runtime.clock)
-        self._paces = {is_probe: RateLimit(config.http_requests_rate, BURST_S) for is_probe in (False, True)}
+        self._paces: dict[tuple[bool, int], RateLimit] = {}  # by what a route is, and its cost
         self._runtime = runtime
         self._config = config
         self._routes = routes
@@ -181,8 +182,10 @@ class HttpServer:
         match = self._routes.find(request)
         route = match[0] if match is not None else None
         is_probe = route is not None and route.is_probe
-        if wait_s := self._paces[is_probe].charge(1, self._runtime.clock.monotonic()):
-            await asyncio.sleep(wait_s)
+        cost = route.cost if route is not None else 1
+        # A flood of scrapes must not delay probes, which would end the process: each cost has a budget of its own.
+        pace = self._paces.setdefault((is_probe, cost), RateLimit(self._config.http_requests_rate, BURST_S))
+        await pause(pace.charge(cost, self._runtime.clock.monotonic()))
         if not is_probe:
             self._access.check_source(request, changes=request.method not in ("GET", "HEAD"))
         if match is None:
