@@ -1128,6 +1128,9 @@ cdef class EntryBuilder:
     cdef int64_t _first_txid, _end_txid
     cdef _Bytes _body
 
+    def __cinit__(self, *_):
+        self._body = _Bytes()
+
     def __init__(self, append_type, Py_ssize_t size_max, int64_t last_txid):
         assert issubclass(append_type, SlotAppend)
         self.last_txid = last_txid
@@ -1135,7 +1138,6 @@ cdef class EntryBuilder:
         self._type = append_type
         self._size_max = size_max
         self._token = None
-        self._body = _Bytes()
         self._clear()
 
     cdef int _clear(self) except -1:

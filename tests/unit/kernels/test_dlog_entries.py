@@ -67,6 +67,13 @@ def test_collecting(kernel: Any) -> None:
     assert builder.take() == ("other", body_of_rows([Row(6, 0, bytes(1000))]), 1, 6, 6)
 
 
+@pytest.mark.skipif(not NATIVE, reason="a Python object without attributes raises AttributeError")
+def test_a_builder_that_was_not_initialized_ends_no_process() -> None:
+    kernel = KERNELS[-1]
+    builder = kernel.EntryBuilder.__new__(kernel.EntryBuilder)
+    assert (len(builder), builder.size, builder.take()) == (0, 0, (None, b"", 0, 0, 0))
+
+
 @each_kernel
 def test_what_is_not_plain(kernel: Any) -> None:
     builder = builder_of(kernel, 1 << 22, 10)

@@ -93,9 +93,15 @@ class LacAnnouncer:
 
     def failed(self, writer: LacSource) -> None:
         """Repeat the writer's announcement after a pause: a bookie could not be told."""
-        if self._interval_s and writer not in self._repeats:
-            pause_s = doubled(self._interval_s, REPEAT_MAX_S, writer.repeats)
-            self._repeats[writer] = self._loop.call_later(pause_s, self._repeat, writer)
+        if not self._interval_s:
+            return
+        due = self._loop.time() + doubled(self._interval_s, REPEAT_MAX_S, writer.repeats)
+        repetition = self._repeats.get(writer)
+        if repetition is not None:
+            if repetition.when() <= due:
+                return
+            repetition.cancel()  # It has the longer pause of an earlier announcement.
+        self._repeats[writer] = self._loop.call_at(due, self._repeat, writer)
 
     def _repeat(self, writer: LacSource) -> None:
         del self._repeats[writer]

@@ -168,6 +168,19 @@ async def test_what_failed_is_repeated_with_growing_pauses_until_it_succeeds(sta
     assert len(failing.again) == 9
 
 
+@on_stage()
+async def test_an_announcement_that_fails_first_does_not_wait_for_the_pause_of_an_earlier_one(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    writer = _Writer()
+    start = stage.loop.time()
+    writer.repeats = 5
+    announcer.failed(writer)  # a pause of 6.4 s
+    writer.repeats = 0
+    announcer.failed(writer)
+    await asyncio.sleep(REPEAT_MAX_S)
+    assert [round(at - start, 1) for at in writer.again] == [0.2]
+
+
 # -- with a writer -------------------------------------------------------------------------------------------------
 
 
