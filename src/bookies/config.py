@@ -117,7 +117,7 @@ class HttpConfig:
     http_connections_max: int = setting(100, "connections of the HTTP server, four of them for probes", low=8)
     http_requests_rate: int = setting(
         50,
-        "requests per second of all clients; the same again for probes and, a fifth, for scrapes; further requests wait",
+        "requests per second of all clients; the same again for probes, and a fifth for scrapes; further requests wait",
         low=1,
     )
     http_bodies_size: int = setting(
@@ -133,7 +133,7 @@ class GatewayConfig(HttpConfig):
     http_connections_max: int = setting(1_000, "connections of the gateway, four of them for probes", low=8)
     http_requests_rate: int = setting(
         5_000,
-        "requests per second of all clients; the same again for probes and, a fifth, for scrapes; further requests wait",
+        "requests per second of all clients; the same again for probes, and a fifth for scrapes; further requests wait",
         low=1,
     )
     http_bodies_size: int = setting(
