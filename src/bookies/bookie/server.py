@@ -273,13 +273,16 @@ class BookieServer:
             await self._reception.open()
             locks: list[Lock] = []
             try:
-                admission = await admit(self._runtime.disk, self.config, self._driver, locks, self._events)
+                random = self._runtime.random
+                mark = f"{random.getrandbits(64):016x}" if self.config.lost_directories else ""
+                admission = await admit(self._runtime.disk, self.config, self._driver, locks, self._events, mark)
+                self.store.leave_out(admission.left_out)
                 await self.store.start()
             finally:
                 for lock in locks:
                     lock.release()
             self.store.former_ledgers = await find_former_ledgers(
-                self._runtime, self.config, self._driver, self._events
+                self._runtime, self.store.config, self._driver, self._events
             )
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, admission.instance_id)

@@ -65,7 +65,7 @@ class Place:
                 if self.after is not None:
                     await self.after(driver)
                 events = Events("bookie", SimClock(loop, 0))
-                return (await admit(self.disk, config, driver, locks, events)).decision
+                return (await admit(self.disk, config, driver, locks, events, "mark")).decision
             finally:
                 for lock in locks:
                     lock.release()
