@@ -22,34 +22,35 @@ from bookies.client.repair.replica_tools import ReplicaTools
 from bookies.client.repair.replication import Account
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, MetadataCorrupt, MetadataError
 from bookies.model import BookieId
-from bookies.protocol.pacing import RateLimit
+from bookies.protocol.pacing import Backoff
 from bookies.protocol.repair.owed import Owed, OwedTotals, owed_of, remaining_s, totals_of
 from bookies.runtime.events import Events
 from bookies.runtime.tasks import all_of
 
 SETTLE_S = 1.0  # between two looks whether the bookie knows yet which ledgers it may have had
-AGAIN_S = 15.0  # before the next attempt at ledgers that are still in limbo
+AGAIN_S, AGAIN_S_MAX = 1.0, 30.0  # before the next attempt at ledgers that are still in limbo
 LISTED_MAX = 1_000  # ledgers in a description
 DELETED, OPEN = "it is deleted; garbage collection removes it", "its writer has not closed it"
 
 
 class OwedEntries:
-    """The debt of one bookie, and its repair. `pace`: limits the bytes. `at_once`: ledgers at a time.
+    """The debt of one bookie, and its repair. `account`: counts and limits the bytes. `at_once`: ledgers at a time.
 
     `owed`: by ledger, as last determined. `waits`: why a ledger could not leave limbo.
     """
 
     def __init__(
-        self, server: BookieServer, tools: ReplicaTools, pace: RateLimit, at_once: int, events: Events
+        self, server: BookieServer, tools: ReplicaTools, account: Account, at_once: int, events: Events
     ) -> None:
         self.owed: dict[int, Owed] = {}
         self.waits: dict[int, str] = {}
-        self.account = Account(pace)
+        self.account = account
         self.began_s: float | None = None
         self._store = server.store
         self._bookie = BookieId(server.bookie_id)
         self._tools = tools
         self._at_once = at_once
+        self._size_before = account.totals.size
         self._events = events
 
     async def run(self) -> None:
@@ -57,13 +58,16 @@ class OwedEntries:
 
         Raises: `MetadataError`, `ClientClosed`; StorageError when the bookie has stopped.
         """
-        while len(self._store.limbo):
+        backoff = Backoff(AGAIN_S, AGAIN_S_MAX, self._tools.access.runtime.random.uniform)
+        while count := len(self._store.limbo):
             if self._store.has_unknown_ledgers:
                 await asyncio.sleep(SETTLE_S)
                 continue
             await self._run_once()
+            if len(self._store.limbo) < count:
+                backoff.reset()
             if len(self._store.limbo):
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(backoff.next_s())
 
     @property
     def totals(self) -> OwedTotals:
@@ -75,7 +79,7 @@ class OwedEntries:
         if self.began_s is None:
             return None
         elapsed_s = asyncio.get_running_loop().time() - self.began_s
-        return remaining_s(self.totals.size, self.account.totals.size, elapsed_s)
+        return remaining_s(self.totals.size, self.account.totals.size - self._size_before, elapsed_s)
 
     def describe(self) -> dict[str, object]:
         """Describe the debt, for operators."""

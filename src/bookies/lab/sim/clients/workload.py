@@ -31,6 +31,7 @@ from bookies.model import BookieId
 
 PLACEMENT = ("placement", "placement_rule", "fault_domains")  # also of the last healer, which has other time-outs
 PLANTED_MAX = 3  # entries after an end
+OWED_S = 120.0  # virtual time until bookies must have fetched what they owe
 
 
 class Workload(Roles):
@@ -73,6 +74,8 @@ class Workload(Roles):
             await self._wait_healed()
         if self._plan.offloaders:
             await self._restore_all()
+        if self.cluster.fetches_owed:
+            await self._wait_fetched()
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
         if self._plan.healers:
@@ -95,6 +98,24 @@ class Workload(Roles):
         await judge.participant.create_task(watch(), name="judge")
         self._healers.is_over.set()
         await healing
+
+    async def _wait_fetched(self) -> None:
+        """Seal every ledger, and let the bookies fetch what they owe ("owed")."""
+        judge = self.cluster.new_client("judge", {})
+
+        async def watch() -> None:
+            await self.cluster.open_client(judge)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + OWED_S
+            while self.cluster.owing and loop.time() < deadline:
+                await recover_ledgers(self.cluster, judge, self.history, skips_sealed=True)
+                await asyncio.sleep(1.0)
+
+        await judge.participant.create_task(watch(), name="judge of owed entries")
+        for name in self.cluster.owing:
+            self.history.violated("owed", f"{name} still owes entries {OWED_S:.0f} s after the healing")
+        for bookie in self.cluster.bookies.values():
+            self.history.count("owed entries fetched", bookie.fetched.entries)
 
     async def _restore_all(self) -> None:
         """Restore what the bookies were allowed to delete, so that the final checks find it on them."""
