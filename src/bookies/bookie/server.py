@@ -51,6 +51,7 @@ from bookies.errors import StorageError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.timed_driver import timed
 from bookies.model import BookieId
+from bookies.protocol.repair.owed import OwedCounts
 from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
@@ -182,6 +183,7 @@ class BookieServer:
     ) -> None:
         self.settings = LiveSettings(config, lambda changed: self.store.reconfigure(changed))
         self.calls: dict[str, Call] = {}  # of operators, by name, from the start of the storage on
+        self.owed = OwedCounts()
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
         self.store = LedgerStore(runtime, config, self._fail)
@@ -434,6 +436,9 @@ class BookieServer:
             "journal_directories": ", ".join(self.config.journal_directories),
             "ledger_directories": ", ".join(self.config.ledger_directories),
             "index_directories": ", ".join(self.config.index_directories) or None,
+            "lost_directories": ", ".join(self.store.left_out) or None,
+            "ledgers_in_limbo": len(self.store.limbo) or None,
+            "owed": str(self.owed) if self.owed.left.ledgers else None,
         }
 
     def load(self) -> dict[str, int]:

@@ -82,7 +82,7 @@ class LedgerStore(StoreWrites, StoreReads):
         self.scrubber: Scrubber | None = None
         self._background: list[asyncio.Task[None]] = []  # collection and scrub: an orderly stop ends them first
         self._callbacks = _Callbacks()
-        self._left_out: Sequence[str] = ()
+        self.left_out: Sequence[str] = ()
 
     @property
     def config(self) -> BookieConfig:
@@ -91,12 +91,12 @@ class LedgerStore(StoreWrites, StoreReads):
 
     def leave_out(self, directories: Sequence[str]) -> None:
         """Use none of these lost ledger and index directories. Call it before `start`."""
-        self._left_out = directories
+        self.left_out = directories
         self._config = self._without_lost(self._config)
 
     def _without_lost(self, config: BookieConfig) -> BookieConfig:
-        ledgers = tuple(path for path in config.ledger_directories if path not in self._left_out)
-        indexes = tuple(path for path in config.index_directories if path not in self._left_out)
+        ledgers = tuple(path for path in config.ledger_directories if path not in self.left_out)
+        indexes = tuple(path for path in config.index_directories if path not in self.left_out)
         return dataclasses.replace(config, ledger_directories=ledgers, index_directories=indexes)
 
     # -- start and stop ------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ class LedgerStore(StoreWrites, StoreReads):
             for path, space in parts.disks.space.spaces.items()
         }
         failed = {path: f"failed: {reason}" for path, reason in parts.health.failed.items()}
-        failed |= dict.fromkeys(self._left_out, "declared lost: the bookie runs without it")
+        failed |= dict.fromkeys(self.left_out, "declared lost: the bookie runs without it")
         return {
             "mode": "writable" if self.is_writable else "read-only",
             "reason": self.read_only_reason or None,
@@ -463,7 +463,7 @@ class LedgerStore(StoreWrites, StoreReads):
             "disk_free": free,
             "disks_full": len(parts.disks.space.full),
             "directories_failed": len(parts.health.failed),
-            "directories_lost": len(self._left_out),
+            "directories_lost": len(self.left_out),
             "ledgers_in_limbo": len(parts.index.limbo),
             "index_files_stray": parts.index.stray_count,
         } | (self.scrubber.gauges() if self.scrubber is not None else {})

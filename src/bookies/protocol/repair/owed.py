@@ -40,6 +40,32 @@ class OwedTotals(Struct, frozen=True):
     open_ledgers: int = 0
 
 
+class OwedCounts(Struct):
+    """What a bookie owes at present, and what it has found to be owed and has fetched since its start.
+
+    `found_size`: bytes, estimated. `remaining_s`: forecast; None: not known yet.
+    """
+
+    left: OwedTotals = OwedTotals()
+    found_entries: int = 0
+    found_size: int = 0
+    fetched_entries: int = 0
+    fetched_size: int = 0
+    remaining_s: float | None = None
+
+    def found(self, before: Owed | None, now: Owed) -> None:
+        """Count what is owed of a ledger beyond what was owed before."""
+        self.found_entries += max(0, now.entries - (0 if before is None else before.entries))
+        self.found_size += max(0, now.size - (0 if before is None else before.size))
+
+    def __str__(self) -> str:
+        left = self.left
+        text = f"{left.entries:,} entries of {left.ledgers:,} ledgers, about {left.size:,} bytes"
+        if left.open_ledgers:
+            text += f"; {left.open_ledgers:,} ledgers are open and stay uncertain until they are closed"
+        return text if self.remaining_s is None else f"{text}; about {self.remaining_s:.0f} s left"
+
+
 def owed_of(record: LedgerMetadata, fragments: Sequence[Fragment], bookie: BookieId, held: Sequence[range]) -> Owed:
     """Return what the bookie owes. `fragments`: of the record. `held`: entries that the bookie has, as runs."""
     finished = [fragment for fragment in fragments if fragment.is_finished]

@@ -15,7 +15,6 @@ from msgspec import Struct, to_builtins
 
 from bookies.bookie.server import BookieServer
 from bookies.client.client import Client
-from bookies.client.repair.replication import Account, Totals
 from bookies.config import ClientConfig, RecoveryConfig
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
@@ -85,7 +84,6 @@ class BesideBookie:
 
     It always fetches the entries that the bookie owes. `repairs`: also repair what other bookies have lost.
     `keeps_logs`: without `repairs`, do the housekeeping of logs. `owed`: None while no ledger is in limbo.
-    `fetched`: the sums of what was fetched.
     """
 
     def __init__(
@@ -96,7 +94,6 @@ class BesideBookie:
         *,
         repairs: bool = True,
         keeps_logs: bool = True,
-        fetched: Totals | None = None,
     ) -> None:
         self._config = config
         self._client_config = client_config
@@ -105,7 +102,6 @@ class BesideBookie:
         self._keeps_logs = keeps_logs
         self._pace = AdaptiveRate(config.recovery_rate_size or None)
         self.owed: OwedEntries | None = None
-        self.fetched = fetched or Totals()
         self._process: RecoveryProcess | None = None
         self._housekeeper: LogHousekeeper | None = None
 
@@ -155,9 +151,8 @@ class BesideBookie:
             client = Client(runtime, driver, self._client_config)
             try:
                 await client.open_session()
-                account = Account(self._pace, totals=self.fetched)
                 at_once = self._config.recovery_ledgers_at_once
-                self.owed = OwedEntries(server, client.administration(), account, at_once, events)
+                self.owed = OwedEntries(server, client.administration(), self._pace, at_once, events)
                 await self.owed.run()
             finally:
                 self.owed = None

@@ -19,38 +19,39 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from bookies.bookie.server import BookieServer
 from bookies.client.repair.replica_tools import ReplicaTools
-from bookies.client.repair.replication import Account
+from bookies.client.repair.replication import Account, CopyProgress
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, MetadataCorrupt, MetadataError
 from bookies.model import BookieId
-from bookies.protocol.pacing import Backoff
-from bookies.protocol.repair.owed import Owed, OwedTotals, owed_of, remaining_s, totals_of
+from bookies.protocol.pacing import Backoff, RateLimit
+from bookies.protocol.repair.owed import Owed, owed_of, remaining_s, totals_of
 from bookies.runtime.events import Events
 from bookies.runtime.tasks import all_of
 
 SETTLE_S = 1.0  # between two looks whether the bookie knows yet which ledgers it may have had
 AGAIN_S, AGAIN_S_MAX = 1.0, 30.0  # before the next attempt at ledgers that are still in limbo
-LISTED_MAX = 1_000  # ledgers in a description
+LISTED_MAX, RUNS_MAX = 1_000, 20  # ledgers in a description, runs of each
 DELETED, OPEN = "it is deleted; garbage collection removes it", "its writer has not closed it"
 
 
 class OwedEntries:
-    """The debt of one bookie, and its repair. `account`: counts and limits the bytes. `at_once`: ledgers at a time.
+    """The debt of one bookie, and its repair. `pace`: limits the bytes. `at_once`: ledgers at a time.
 
-    `owed`: by ledger, as last determined. `waits`: why a ledger could not leave limbo.
+    `owed`: by ledger, as last determined. `waits`: why a ledger could not leave limbo. The counts are `server.owed`.
     """
 
     def __init__(
-        self, server: BookieServer, tools: ReplicaTools, account: Account, at_once: int, events: Events
+        self, server: BookieServer, tools: ReplicaTools, pace: RateLimit, at_once: int, events: Events
     ) -> None:
         self.owed: dict[int, Owed] = {}
         self.waits: dict[int, str] = {}
-        self.account = account
-        self.began_s: float | None = None
+        self._account = Account(pace, self._copied)
+        self._counts = server.owed
+        self._before = server.owed.fetched_entries, server.owed.fetched_size
+        self._began_s: float | None = None
         self._store = server.store
         self._bookie = BookieId(server.bookie_id)
         self._tools = tools
         self._at_once = at_once
-        self._size_before = account.totals.size
         self._events = events
 
     async def run(self) -> None:
@@ -69,52 +70,49 @@ class OwedEntries:
             if len(self._store.limbo):
                 await asyncio.sleep(backoff.next_s())
 
-    @property
-    def totals(self) -> OwedTotals:
-        """Return the sums of what is owed."""
-        return totals_of(self.owed.values())
-
-    def remaining_s(self) -> float | None:
-        """Return the forecast of the seconds until all is fetched; None: not known yet, or nothing is owed."""
-        if self.began_s is None:
-            return None
-        elapsed_s = asyncio.get_running_loop().time() - self.began_s
-        return remaining_s(self.totals.size, self.account.totals.size - self._size_before, elapsed_s)
-
     def describe(self) -> dict[str, object]:
         """Describe the debt, for operators."""
-        totals, fetched, left_s = self.totals, self.account.totals, self.remaining_s()
-        items = sorted(self.owed.items())[:LISTED_MAX]
+        counts, items = self._counts, sorted(self.owed.items())[:LISTED_MAX]
         return {
             "ledgers_in_limbo": len(self._store.limbo),
-            "entries_owed": totals.entries,
-            "owed_bytes": totals.size,
-            "entries_fetched": fetched.entries,
-            "fetched_bytes": fetched.size,
-            "remaining_s": None if left_s is None else round(left_s, 1),
+            "entries_owed": counts.left.entries,
+            "owed_bytes": counts.left.size,
+            "entries_fetched": counts.fetched_entries,
+            "fetched_bytes": counts.fetched_size,
+            "remaining_s": None if counts.remaining_s is None else round(counts.remaining_s, 1),
             "ledger": {str(ledger_id): self._text(item) for ledger_id, item in items},
         }
 
     def _text(self, item: Owed) -> str:
-        runs = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in item.runs[:20])
-        more = ", ..." if len(item.runs) > 20 else ""
-        text = f"entries {runs}{more}" if runs else "no entry"
+        runs = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in item.runs[:RUNS_MAX])
+        text = f"entries {runs}{', ...' * (len(item.runs) > RUNS_MAX)}" if runs else "no entry"
         wait = self.waits.get(item.ledger_id)
         return f"{text}; waits: {wait}" if wait else text
 
+    def _copied(self, news: CopyProgress) -> None:
+        """Count copies, and forecast the rest."""
+        counts = self._counts
+        counts.fetched_entries, counts.fetched_size = self._before[0] + news.entries, self._before[1] + news.size
+        if self._began_s is not None:
+            elapsed_s = asyncio.get_running_loop().time() - self._began_s
+            left = counts.left.size - (news.size - self._passed_size)
+            counts.remaining_s = remaining_s(max(0, left), news.size - self._passed_size, elapsed_s)
+
+    _passed_size = 0  # bytes that were fetched before the present pass
+
     async def _run_once(self) -> None:
         """Determine what is owed of every ledger in limbo, and fetch it."""
-        self.owed.clear()
+        self.owed = {ledger_id: item for ledger_id, item in self.owed.items() if ledger_id in self._store.limbo}
         self.waits.clear()
         await self._each(self._determine, list(self._store.limbo))
         await self._settle()
-        totals = self.totals
-        self._events.info("owed.found", ledgers=totals.ledgers, entries=totals.entries, bytes=totals.size)
-        if self.began_s is None:
-            self.began_s = asyncio.get_running_loop().time()
+        self._began_s, self._passed_size = asyncio.get_running_loop().time(), self._account.totals.size
+        left = self._counts.left
+        self._events.info("owed.found", ledgers=left.ledgers, entries=left.entries, bytes=left.size)
         await self._each(self._fetch, [ledger_id for ledger_id, item in self.owed.items() if item.runs])
         await self._settle()
-        fetched = self.account.totals
+        self._counts.remaining_s = None
+        fetched = self._account.totals
         self._events.info("owed.fetched", entries=fetched.entries, bytes=fetched.size, waiting=len(self.waits))
 
     async def _settle(self) -> None:
@@ -123,6 +121,7 @@ class OwedEntries:
         await self._store.end_limbo(settled)
         for ledger_id in settled:
             del self.owed[ledger_id]
+        self._counts.left = totals_of(self.owed.values())
 
     async def _each(self, work: Callable[[int], Awaitable[None]], ledger_ids: Sequence[int]) -> None:
         """Do some work for each of these ledgers, several at a time. A failure lets only its ledger wait."""
@@ -146,13 +145,15 @@ class OwedEntries:
         record = await self._tools.record(ledger_id)
         fragments = await self._tools.fragments_of(record)
         held = await self._store.held_entries(ledger_id)
-        self.owed[ledger_id] = item = owed_of(record.metadata, fragments, self._bookie, held)
+        item = owed_of(record.metadata, fragments, self._bookie, held)
+        self._counts.found(self.owed.get(ledger_id), item)
+        self.owed[ledger_id] = item
         if not item.is_closed:
             self.waits[ledger_id] = OPEN
 
     async def _fetch(self, ledger_id: int) -> None:
         """Copy the missing entries to this bookie under the ledger's lock, and look again."""
-        account = self.account
+        account = self._account
         async with self._tools.locked(ledger_id):
             account.totals.renewed += await self._tools.renew_entries(
                 ledger_id, self._bookie, self.owed[ledger_id].runs, pace=account.pace, progress=account.absorb()

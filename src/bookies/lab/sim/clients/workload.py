@@ -31,6 +31,7 @@ from bookies.model import BookieId
 
 PLACEMENT = ("placement", "placement_rule", "fault_domains")  # also of the last healer, which has other time-outs
 PLANTED_MAX = 3  # entries after an end
+OWED_SHARE = 1.05  # of the entries owed, that bookies may fetch
 OWED_S = 120.0  # virtual time until bookies must have fetched what they owe
 
 
@@ -114,8 +115,12 @@ class Workload(Roles):
         await judge.participant.create_task(watch(), name="judge of owed entries")
         for name in self.cluster.owing:
             self.history.violated("owed", f"{name} still owes entries {OWED_S:.0f} s after the healing")
-        for bookie in self.cluster.bookies.values():
-            self.history.count("owed entries fetched", bookie.fetched.entries)
+        lives = [counts for bookie in self.cluster.bookies.values() for counts in bookie.owed]
+        found, fetched = sum(life.found_entries for life in lives), sum(life.fetched_entries for life in lives)
+        self.history.count("entries owed", found)
+        self.history.count("owed entries fetched", fetched)
+        if fetched > OWED_SHARE * found:
+            self.history.violated("thrift", f"bookies have fetched {fetched} entries, and owed {found}")
 
     async def _restore_all(self) -> None:
         """Restore what the bookies were allowed to delete, so that the final checks find it on them."""

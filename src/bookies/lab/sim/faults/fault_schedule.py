@@ -148,13 +148,15 @@ class Faults:
         more: each loss takes one replica of an entry."""
         owing = self._cluster.owing
         name = owing[0] if owing else self._bookie()
-        if len(owing) > 1 or self._cluster.bookies[name].server is None:
+        server = self._cluster.bookies[name].server
+        if len(owing) > 1 or server is None:
             return
-        config = self._cluster.bookies[name].config
+        config = server.config
         paths: list[str] = [*config.journal_directories, *config.ledger_directories]
         if self._random.random() < 0.85:
             paths = [self._random.choice([*config.ledger_directories, *paths])]
-        is_empty = self._random.random() < 0.5 or paths[0] in config.journal_directories
+        is_needed = paths[0] in config.journal_directories or bool(server.store.left_out)
+        is_empty = self._random.random() < 0.5 or is_needed
         restart_s = self._duration_s()
         self._cluster.lose_directories(name, paths, self._loss(), is_empty=is_empty, restart_s=restart_s)
 

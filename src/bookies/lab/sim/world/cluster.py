@@ -19,7 +19,6 @@ from msgspec import Struct, field
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
 from bookies.client.client import Client
-from bookies.client.repair.replication import Totals
 from bookies.config import BookieConfig, ClientConfig, RecoveryConfig
 from bookies.errors import MetadataError
 from bookies.lab.sim.world.deferring import Deferring
@@ -34,6 +33,7 @@ from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId
+from bookies.protocol.repair.owed import OwedCounts
 from bookies.replication.daemon.process import BesideBookie
 from bookies.runtime.ports import Runtime
 from bookies.storage.checkpoint.index_writes import StorageObserver
@@ -83,7 +83,8 @@ class SimBookie(Struct):
     gone_s: float | None = None  # virtual time at which it was lost for good; it is never restarted
     restart: asyncio.Task[None] | None = None
     beside: asyncio.Task[None] | None = None  # fetches owed entries
-    fetched: Totals = field(default_factory=Totals)  # in earlier lives
+    beside_driver: SimDriver | None = None  # its session
+    owed: list[OwedCounts] = field(default_factory=list)  # of each life
 
     @property
     def is_gone(self) -> bool:
@@ -235,13 +236,13 @@ class SimCluster:
         """Run the part of auto-recovery that every bookie has."""
         config = RecoveryConfig(log_retention_interval_s=0)
         client_config = ClientConfig(**self.client_settings)  # type: ignore[arg-type]
-        part = BesideBookie(
-            config,
-            client_config,
-            lambda: SimDriver(self.store, self.memory, bookie.name),
-            repairs=False,
-            fetched=bookie.fetched,
-        )
+
+        def open_driver() -> SimDriver:
+            bookie.beside_driver = SimDriver(self.store, self.memory, bookie.name)
+            return bookie.beside_driver
+
+        part = BesideBookie(config, client_config, open_driver, repairs=False)
+        bookie.owed.append(server.owed)
         bookie.beside = participant.create_task(part.run(server, runtime), name=f"owed entries of {bookie.name}")
 
     def _wrap(self, bookie: SimBookie, store: LedgerStore) -> Storage:
@@ -274,6 +275,9 @@ class SimCluster:
         self.loop.call_soon(bookie.disk.crash, loss, context=self.loop.world.copy())
         bookie.server = None
         self._expire_later(bookie.driver)
+        if bookie.beside_driver is not None:
+            self._expire_later(bookie.beside_driver)
+            bookie.beside_driver = None
         if restart_after_s is not None:
             self.restart_later(name, restart_after_s)
 

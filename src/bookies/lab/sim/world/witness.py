@@ -20,7 +20,7 @@ Source: client-protocol 8.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from bookies.bookie.server import BookieServer
@@ -52,7 +52,7 @@ class Witness:
         # Explicit LACs that were sent to a bookie, from the last acknowledged one on; the latest counts.
         self._explicit_lacs: dict[tuple[str, int], list[bytes]] = {}
         self._acknowledged_lacs: dict[tuple[str, int], None] = {}  # ledgers with an acknowledged explicit LAC
-        self._lost_disks: dict[str, None] = {}  # bookies that may not know what they hold
+        self.lost_disks: dict[str, None] = {}  # bookies that may not know what they hold
 
     def watch(self, bookie: str, storage: Storage) -> Storage:
         """Return the storage of this life of a bookie, whose requests and responses are recorded from now on.
@@ -114,13 +114,15 @@ class Witness:
         for (name, ledger_id), entry_ids in list(self._held.items()):
             if name != bookie:
                 continue
-            promised = sorted(entry_ids)  # the listing may lack entries that this life acknowledges meanwhile
+            promised = self._kept(
+                bookie, ledger_id, entry_ids
+            )  # the listing may lack entries that this life acknowledges meanwhile
             try:
                 runs = await server.storage.list_entries(ledger_id)
             except LedgerUnknownToBookie:
                 runs = []
             except DataUnknown:
-                if bookie not in self._lost_disks:
+                if bookie not in self.lost_disks:
                     raise
                 continue  # It denies nothing.
             lost = [entry_id for entry_id in promised if not any(entry_id in run for run in runs)]
@@ -138,7 +140,7 @@ class Witness:
     def _check_explicit_lac(self, bookie: str, store: LedgerStore, ledger_id: int) -> None:
         """Check B-1 for the explicit LAC of a ledger. The ledger is in memory: it has just been listed."""
         header = store.resident_header(ledger_id)
-        if header is None or (bookie, ledger_id) not in self._acknowledged_lacs or bookie in self._lost_disks:
+        if header is None or (bookie, ledger_id) not in self._acknowledged_lacs or bookie in self.lost_disks:
             return
         if header.explicit_lac not in self._explicit_lacs[bookie, ledger_id]:
             self.report("B-1", f"{bookie} was told what is confirmed of ledger {ledger_id} and has forgotten it")
@@ -163,12 +165,21 @@ class Witness:
 
     def lost_disk(self, bookie: str) -> None:
         """Note that a bookie loses a disk: it may report what it held as unknown, and must not deny it."""
-        self._lost_disks[bookie] = None
+        self.lost_disks[bookie] = None
 
     def must_have(self, bookie: str, ledger_id: int) -> list[int]:
         """Return the entries of a ledger that the bookie must not deny."""
         held = self._held.get((bookie, ledger_id))
-        return sorted(held) if held and self._must_keep(bookie, ledger_id) else []
+        return self._kept(bookie, ledger_id, held) if held and self._must_keep(bookie, ledger_id) else []
+
+    def _kept(self, bookie: str, ledger_id: int, entry_ids: Collection[int]) -> list[int]:
+        """Return the entries that the bookie must still have. One that has lost a disk fetches only those that the
+        record of the closed ledger places on it."""
+        record = self._store.record(ledger_id)
+        if bookie in self.lost_disks and record is not None and record.is_closed:
+            last = record.last_entry_id
+            return sorted(each for each in entry_ids if each <= last and bookie in write_set_of(record, each))
+        return sorted(entry_ids)
 
     def check_denial(self, bookie: str, ledger_id: int, denied: Sequence[int]) -> None:
         """Check B-1 for entries that a read did not find, of those that the bookie must have had before it."""
