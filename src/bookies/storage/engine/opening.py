@@ -120,7 +120,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
     if parts.report.is_covered:
         if lost:
-            await worker.run(note_applied, runtime.disk, directories.all)
+            await worker.run(_end_loss, parts, lost_currents)
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
         await open_journals(parts)
@@ -249,6 +249,14 @@ def _has_no_group(disk: Disk, directories: Directories) -> bool:
             finally:
                 file.close()
     return True
+
+
+def _end_loss(parts: StorageParts, lost: Sequence[str]) -> None:
+    """Note durably that the losses of these directories are applied. Raises: DiskFull, OSError."""
+    for number, directory in enumerate(parts.directories.journals):
+        if directory in lost:
+            parts.checkpointer.mark_files.reset(number)
+    note_applied(parts.runtime.disk, parts.directories.all)
 
 
 def _find_logs(disk: Disk, directories: Sequence[str]) -> LogsFound:
