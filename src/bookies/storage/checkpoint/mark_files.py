@@ -37,7 +37,7 @@ class MarkFiles:
         self._written = list(marks)
 
     def reset(self, index: int) -> None:
-        """Let the replay of a journal whose files are lost begin with whatever file is there. Raises as `write` does."""
+        """Let the replay of a journal whose files are lost begin with the first file there is. Raises: DiskFull."""
         self._replace(index, LogMark())
 
     def write(self, marks: Marks) -> Marks:

@@ -119,11 +119,11 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             raise
     # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
     if parts.report.is_covered:
-        if lost:
-            await worker.run(_end_loss, parts, lost_currents)
+        await worker.run(_reset_marks, parts, lost_currents)
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
-        await open_journals(parts)
+        if await open_journals(parts) and lost:
+            await worker.run(note_applied, runtime.disk, directories.all)
     parts.logs_found = await worker.run(_find_logs, runtime.disk, directories.ledgers)
     async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
@@ -251,12 +251,11 @@ def _has_no_group(disk: Disk, directories: Directories) -> bool:
     return True
 
 
-def _end_loss(parts: StorageParts, lost: Sequence[str]) -> None:
-    """Note durably that the losses of these directories are applied. Raises: DiskFull, OSError."""
+def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
+    """Let no mark name a journal file that is lost with its directory. Raises: DiskFull."""
     for number, directory in enumerate(parts.directories.journals):
         if directory in lost:
             parts.checkpointer.mark_files.reset(number)
-    note_applied(parts.runtime.disk, parts.directories.all)
 
 
 def _find_logs(disk: Disk, directories: Sequence[str]) -> LogsFound:
