@@ -67,7 +67,7 @@ COMMANDS = {
         "directory",
     ),
     "why": ("bookies.admin.commands.why", "slow: explain why requests were slow, the most likely cause first"),
-    "bench": ("bookies.lab.commands.bench", "measure: append, read, fill, storage, placement, recovery, suite"),
+    "bench": ("bookies.lab.commands.bench", "measure: append, read, fill, storage, placement, recovery, disk, suite"),
     "chaos": (
         "bookies.lab.commands.chaos",
         "test a cluster of real processes under faults: kills, stops, cut connections",

@@ -140,7 +140,20 @@ class BesideBookie:
 
     async def _describe_owed(self, server: BookieServer) -> object:
         """Return the status of owed entries for the control endpoint."""
-        return {"ledgers_in_limbo": len(server.store.limbo)} if self.owed is None else self.owed.describe()
+        counts = server.owed
+        return {
+            "lost_directories": ", ".join(server.store.left_out) or None,
+            "ledgers_in_limbo": len(server.store.limbo),
+            "entries_owed": counts.left.entries,
+            "owed_bytes": counts.left.size,
+            "open_ledgers": counts.left.open_ledgers,
+            "remaining_s": None if counts.remaining_s is None else round(counts.remaining_s, 1),
+            "entries_found": counts.found_entries,
+            "found_bytes": counts.found_size,
+            "entries_fetched": counts.fetched_entries,
+            "fetched_bytes": counts.fetched_size,
+            "ledger": {} if self.owed is None else self.owed.describe(),
+        }
 
     async def _fetch_owed(self, server: BookieServer, runtime: Runtime) -> None:
         events = Events("recovery", runtime.clock)

@@ -70,18 +70,9 @@ class OwedEntries:
             if len(self._store.limbo):
                 await asyncio.sleep(backoff.next_s())
 
-    def describe(self) -> dict[str, object]:
-        """Describe the debt, for operators."""
-        counts, items = self._counts, sorted(self.owed.items())[:LISTED_MAX]
-        return {
-            "ledgers_in_limbo": len(self._store.limbo),
-            "entries_owed": counts.left.entries,
-            "owed_bytes": counts.left.size,
-            "entries_fetched": counts.fetched_entries,
-            "fetched_bytes": counts.fetched_size,
-            "remaining_s": None if counts.remaining_s is None else round(counts.remaining_s, 1),
-            "ledger": {str(ledger_id): self._text(item) for ledger_id, item in items},
-        }
+    def describe(self) -> dict[str, str]:
+        """Return what is owed of each ledger as text, for operators."""
+        return {str(ledger_id): self._text(item) for ledger_id, item in sorted(self.owed.items())[:LISTED_MAX]}
 
     def _text(self, item: Owed) -> str:
         runs = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in item.runs[:RUNS_MAX])
