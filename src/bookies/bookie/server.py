@@ -183,7 +183,6 @@ class BookieServer:
     ) -> None:
         self.settings = LiveSettings(config, lambda changed: self.store.reconfigure(changed))
         self.calls: dict[str, Call] = {}  # of operators, by name, from the start of the storage on
-        self.owed = OwedCounts()
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
         self.store = LedgerStore(runtime, config, self._fail)
@@ -235,6 +234,11 @@ class BookieServer:
     def lag(self) -> LoopLag | None:
         """Return the delay of the event loop, measured with `latency`."""
         return None if self.latency is None else self.latency.lag
+
+    @property
+    def owed(self) -> OwedCounts:
+        """Return what the bookie owes and has fetched; counted by the part that fetches it."""
+        return self.state.owed
 
     @property
     def has_started(self) -> bool:

@@ -82,22 +82,28 @@ class LedgerStore(StoreWrites, StoreReads):
         self.scrubber: Scrubber | None = None
         self._background: list[asyncio.Task[None]] = []  # collection and scrub: an orderly stop ends them first
         self._callbacks = _Callbacks()
-        self.left_out: Sequence[str] = ()
 
     @property
     def config(self) -> BookieConfig:
         """Return the settings in use, without the directories that are left out."""
         return self._config
 
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Return the lost directories that the bookie runs without."""
+        return self._config.lost_directories
+
     def leave_out(self, directories: Sequence[str]) -> None:
         """Use none of these lost ledger and index directories. Call it before `start`."""
-        self.left_out = directories
+        self._config = dataclasses.replace(self._config, lost_directories=tuple(directories))
         self._config = self._without_lost(self._config)
 
     def _without_lost(self, config: BookieConfig) -> BookieConfig:
-        ledgers = tuple(path for path in config.ledger_directories if path not in self.left_out)
-        indexes = tuple(path for path in config.index_directories if path not in self.left_out)
-        return dataclasses.replace(config, ledger_directories=ledgers, index_directories=indexes)
+        """Return the settings without the directories that are left out."""
+        lost = self._config.lost_directories
+        ledgers = tuple(path for path in config.ledger_directories if path not in lost)
+        indexes = tuple(path for path in config.index_directories if path not in lost)
+        return dataclasses.replace(config, ledger_directories=ledgers, index_directories=indexes, lost_directories=lost)
 
     # -- start and stop ------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -360,7 +366,7 @@ class LedgerStore(StoreWrites, StoreReads):
     @property
     def limbo(self) -> Limbo:
         """Return the ledgers of which entries or promises may be lost here."""
-        return self._open().index.limbo
+        return self._open().index.catalog.limbo
 
     async def held_entries(self, ledger_id: int) -> list[range]:
         """Return maximal runs of the entries that are here for certain, also of an uncertain ledger.
@@ -371,7 +377,7 @@ class LedgerStore(StoreWrites, StoreReads):
         cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
         ledger.users += 1
         try:
-            logs = parts.logs_found
+            logs = parts.index.catalog.logs
             return merged([*await parts.index.scan_slots(ledger, runs_in_logs, logs.ids, logs.greatest_id), *cached])
         finally:
             ledger.users -= 1
@@ -464,7 +470,7 @@ class LedgerStore(StoreWrites, StoreReads):
             "disks_full": len(parts.disks.space.full),
             "directories_failed": len(parts.health.failed),
             "directories_lost": len(self.left_out),
-            "ledgers_in_limbo": len(parts.index.limbo),
+            "ledgers_in_limbo": len(parts.index.catalog.limbo),
             "index_files_stray": parts.index.stray_count,
         } | (self.scrubber.gauges() if self.scrubber is not None else {})
 

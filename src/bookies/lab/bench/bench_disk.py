@@ -71,9 +71,9 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> Report:
-    import bookies
+    from bookies.client.connect import connect
 
-    async with bookies.connect(cluster.metadata_uri) as client:
+    async with connect(cluster.metadata_uri) as client:
         ledgers = await _fill(client, arguments)
         await asyncio.sleep(2 * SETTINGS["checkpoint_interval_ms"] / 1000)
         stop = asyncio.Event()

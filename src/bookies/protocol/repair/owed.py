@@ -41,7 +41,7 @@ class OwedTotals(Struct, frozen=True):
 
 
 class OwedCounts(Struct):
-    """What a bookie owes at present, and what it has found to be owed and has fetched since its start.
+    """Entries that a bookie owes at present, has found to be owed, and has fetched since its start.
 
     `found_size`: bytes, estimated. `remaining_s`: forecast; None: not known yet.
     """
@@ -62,7 +62,7 @@ class OwedCounts(Struct):
         left = self.left
         text = f"{left.entries:,} entries of {left.ledgers:,} ledgers, about {left.size:,} bytes"
         if left.open_ledgers:
-            text += f"; {left.open_ledgers:,} ledgers are open and stay uncertain until they are closed"
+            text += f"; open ledgers, uncertain until they are closed: {left.open_ledgers:,}"
         return text if self.remaining_s is None else f"{text}; about {self.remaining_s:.0f} s left"
 
 

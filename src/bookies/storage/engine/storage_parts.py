@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.config import BookieConfig
@@ -24,13 +23,6 @@ from bookies.storage.engine.replay import ReplayReport
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_readers import Readers
 from bookies.storage.journal import Journal, LogMark
-
-
-class LogsFound(Struct, frozen=True):
-    """The entry logs that the start has found. A slot that names another one, up to `greatest_id`, names a lost log."""
-
-    ids: frozenset[int] = frozenset()
-    greatest_id: int = -1
 
 
 class StorageParts:
@@ -68,7 +60,6 @@ class StorageParts:
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
         self.report = ReplayReport()
-        self.logs_found = LogsFound()
 
     def close(self) -> None:
         """Close files, end workers, release locks. Blocks until current work is done."""

@@ -44,7 +44,6 @@ from bookies.storage.index.index_ledger import Ledger, lac_of
 from bookies.storage.index.index_pages import PageCache
 from bookies.storage.index.index_places import IndexPlaces
 from bookies.storage.index.index_readers import Readers
-from bookies.storage.index.limbo import Limbo
 from bookies.storage.index.rebuild_states import RebuildEvent, RebuildQueue, RebuildState
 from bookies.storage.index.slots import by_page, pieces, replaced
 
@@ -80,7 +79,6 @@ class LedgerIndex:
         catalog_file = CatalogFile(runtime.disk, places.directories, config.index_page_size)
         self.catalog_writer = CatalogWriter(self.catalog, catalog_file, places.directories, places.health)
         self.rebuilds = RebuildQueue()
-        self.limbo = Limbo()
         self._events = Events("storage.index", runtime.clock)
         self._ledgers: dict[int, Ledger] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
@@ -100,7 +98,7 @@ class LedgerIndex:
             if ledger_id not in paths and (known.is_fresh or is_deleted(ledger_id)):
                 del self.catalog.ledgers[ledger_id]  # The journal covers files not created yet.
                 continue
-            self.limbo.follow(ledger_id, header := known.index_header())
+            self.catalog.limbo.follow(ledger_id, header := known.index_header())
             if ledger_id not in paths:
                 self.file_missing(ledger_id)
             elif header is not None and header.is_rebuilding:
@@ -195,7 +193,7 @@ class LedgerIndex:
         ledger.header = header
         ledger.is_header_dirty = True
         self._dirty[ledger.ledger_id] = ledger
-        self.limbo.follow(ledger.ledger_id, header)
+        self.catalog.limbo.follow(ledger.ledger_id, header)
 
     def set_explicit_lac(self, ledger: Ledger, body: bytes) -> None:
         """Set the explicit LAC. The latest one counts, even if it is smaller. A version-0 header becomes version 1."""
@@ -264,7 +262,7 @@ class LedgerIndex:
             is_lac_known=loaded.last_entry_id < 0,
             is_fence_durable=loaded.problem is None and loaded.header is not None and loaded.header.is_fenced,
         )
-        self.limbo.follow(ledger_id, header)
+        self.catalog.limbo.follow(ledger_id, header)
         if damage:
             ledger.last_entry_id = -1
             self._distrust_file(ledger, damage)
@@ -366,7 +364,7 @@ class LedgerIndex:
         self.places.forget(ledger_id)
         self.rebuilds.forget(ledger_id)
         self.catalog.delete(ledger_id)
-        self.limbo.follow(ledger_id, None)
+        self.catalog.limbo.follow(ledger_id, None)
         self._loading.pop(ledger_id, None)
         self._dirty.pop(ledger_id, None)
         ledger = self._ledgers.pop(ledger_id, None)

@@ -6,7 +6,7 @@ import pytest
 
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.repair.fragments import fragments_to_check
-from bookies.protocol.repair.owed import OwedTotals, owed_of, remaining_s, totals_of
+from bookies.protocol.repair.owed import Owed, OwedCounts, OwedTotals, owed_of, remaining_s, totals_of
 
 B1, B2, B3, B4 = map(BookieId, ("b1", "b2", "b3", "b4"))
 CLOSED = LedgerMetadata(7, 3, 2, 2, ((0, (B1, B2, B3)), (6, (B1, B4, B3)))).replace(
@@ -60,3 +60,18 @@ def test_sizes_and_totals() -> None:
 def test_the_forecast_extrapolates() -> None:
     assert remaining_s(500, 0, 10.0) is None
     assert remaining_s(500, 1_000, 10.0) == 5.0
+
+
+def test_what_is_found_again_is_counted_once() -> None:
+    counts, first = OwedCounts(), Owed(7, (range(4),), 4, 400, False)
+    counts.found(None, first)
+    counts.found(first, Owed(7, (range(2),), 2, 200, False))
+    counts.found(first, Owed(7, (range(5),), 5, 500, False))
+    assert (counts.found_entries, counts.found_size) == (5, 500)
+
+
+def test_counts_as_text() -> None:
+    counts = OwedCounts(OwedTotals(2, 1_500, 3_000, 0))
+    assert str(counts) == "1,500 entries of 2 ledgers, about 3,000 bytes"
+    counts.left, counts.remaining_s = OwedTotals(2, 1_500, 3_000, 1), 12.4
+    assert str(counts).endswith("; open ledgers, uncertain until they are closed: 1; about 12 s left")

@@ -116,11 +116,11 @@ class Workload(Roles):
         for name in self.cluster.owing:
             self.history.violated("owed", f"{name} still owes entries {OWED_S:.0f} s after the healing")
         lives = [counts for bookie in self.cluster.bookies.values() for counts in bookie.owed]
-        found, fetched = sum(life.found_entries for life in lives), sum(life.fetched_entries for life in lives)
-        self.history.count("entries owed", found)
+        owed, fetched = sum(life.found_entries for life in lives), sum(life.fetched_entries for life in lives)
+        self.history.count("entries owed", owed)
         self.history.count("owed entries fetched", fetched)
-        if fetched > OWED_SHARE * found:
-            self.history.violated("thrift", f"bookies have fetched {fetched} entries, and owed {found}")
+        if fetched > OWED_SHARE * owed:
+            self.history.violated("thrift", f"bookies have fetched {fetched} entries, and owed {owed}")
 
     async def _restore_all(self) -> None:
         """Restore what the bookies were allowed to delete, so that the final checks find it on them."""

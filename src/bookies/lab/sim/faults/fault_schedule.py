@@ -1,8 +1,9 @@
 """Fault schedules: a seeded sequence of faults for the cluster.
 
-All faults but rot leave durable replicas intact: a power failure loses only unsynced data. So the number of
-simultaneous faults needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of client-protocol
-8.1 is 0). Rot damages durable data, on only one bookie of a run: the checks excuse one replica of each entry there.
+All faults but rot and lost disks leave durable replicas intact: a power failure loses only unsynced data. So the
+number of simultaneous faults needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of
+client-protocol 8.1 is 0). Rot damages durable data, on only one bookie of a run: the checks excuse one replica of each
+entry there. Lost disks take durable replicas, of a single bookie until it has fetched them.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Witness:
         record = self._store.record(ledger_id)
         if bookie in self.lost_disks and record is not None and record.is_closed:
             last = record.last_entry_id
-            return sorted(each for each in entry_ids if each <= last and bookie in write_set_of(record, each))
+            return sorted(entry for entry in entry_ids if entry <= last and bookie in write_set_of(record, entry))
         return sorted(entry_ids)
 
     def check_denial(self, bookie: str, ledger_id: int, denied: Sequence[int]) -> None:
