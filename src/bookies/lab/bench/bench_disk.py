@@ -139,7 +139,10 @@ async def _lose(cluster: LocalCluster, bookie: LocalBookie, disk: str) -> dict[s
     begun = time.monotonic()
     await asyncio.to_thread(cluster.restart, bookie.id)
     serves_s = time.monotonic() - begun
-    while (facts := await asyncio.to_thread(_owed, bookie, disk))["ledgers_in_limbo"]:
+    while True:
+        facts = await asyncio.to_thread(_owed, bookie, disk)
+        if facts["is_settled"] and not facts["ledgers_in_limbo"]:
+            break
         if time.monotonic() - begun > LIMIT_S:
             break
         await asyncio.sleep(POLL_S)

@@ -143,6 +143,7 @@ class BesideBookie:
         counts = server.owed
         return {
             "lost_directories": ", ".join(server.store.left_out) or None,
+            "is_settled": not server.store.has_unknown_ledgers,  # it is known which ledgers the bookie had
             "ledgers_in_limbo": len(server.store.limbo),
             "entries_owed": counts.left.entries,
             "owed_bytes": counts.left.size,

@@ -65,7 +65,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     if leftovers := parts.removals.leftovers:
         names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
         events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
-    lost = await worker.run(_find_losses, runtime.disk, directories)
+    lost, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
     catalog = await worker.run(parts.index.catalog_writer.file.load, returned)
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
@@ -113,7 +113,8 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             raise
     # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
     if parts.report.is_covered:
-        await worker.run(_reset_marks, parts, lost)
+        if lost:
+            await worker.run(_reset_marks, parts, lost)
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
         if await open_journals(parts) and lost:
@@ -133,7 +134,6 @@ async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bo
     known, directories = parts.index.catalog, parts.directories
     worker, disk = parts.checkpointer.worker, parts.runtime.disk
     synced = known.synced
-    known.logs = await worker.run(_find_logs, disk, directories.ledgers)
     known.run_id = directories.run_id or parts.runtime.random.randbytes(RUN_ID_SIZE)
     if lacks_ledgers:
         known.note_incomplete()
@@ -262,16 +262,11 @@ def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
             parts.checkpointer.mark_files.reset(number)
 
 
-def _find_logs(disk: Disk, directories: Sequence[str]) -> LogsFound:
-    """Return the entry logs in the directories, with complete outputs of compactions. Raises: OSError."""
-    ids = frozenset((*find_logs(disk, directories), *complete_outputs(disk, directories)))
-    return LogsFound(ids, greatest_log_id(disk, directories))
+def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], LogsFound]:
+    """Return the directories whose loss is not applied yet, and the entry logs, with complete outputs of compactions.
 
-
-def _find_losses(disk: Disk, directories: Directories) -> list[str]:
-    """Return the lost directories whose loss is not applied yet. Raises: OSError.
-
-    Raises StorageError if another journal has no file after an unclean stop: each start creates one before `DIRTY`.
+    Raises: OSError; StorageError if another journal has no file after an unclean stop: each start creates one before
+    `DIRTY`.
     """
     lost = currents_of(loss.path for loss in unapplied(disk, directories.all))
     for directory in directories.journals:
@@ -281,7 +276,8 @@ def _find_losses(disk: Disk, directories: Directories) -> list[str]:
                 "acknowledged entries would be lost. Nothing was changed. Restore the files, or decommission this "
                 "bookie: bk bookie format"
             )
-    return lost
+    logs = frozenset((*find_logs(disk, directories.ledgers), *complete_outputs(disk, directories.ledgers)))
+    return lost, LogsFound(logs, greatest_log_id(disk, directories.ledgers))
 
 
 def _log_report(report: ReplayReport, events: Events) -> None:
