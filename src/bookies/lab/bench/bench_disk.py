@@ -7,7 +7,7 @@ it serves; *whole* the time until no ledger of it is in limbo. *Owed* is what th
 *fetched* what it has copied from others; entries have one size, so both are exact.
 
 At the end one bookie is killed for good and everything that it held is copied to others, which is what the loss of a
-disk costs otherwise. Then every replica of every entry is read: none may be missing.
+disk costs otherwise, at the same rate. Before that every replica of every entry is read: none may be missing.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ OPTIONS = (
     Option("--entries", "entries per sealed ledger (default 100)", int, default=100),
     Option("--size", "payload of an entry, in bytes (default 4096)", int, default=4096),
     Option("--load", "entries appended per second meanwhile (default 200)", float, default=200.0),
+    Option("--rate", "bytes per second that are fetched, or copied at the end (default 20e6)", float, default=20e6),
 )
 
 
@@ -55,12 +56,15 @@ def run(arguments: argparse.Namespace) -> Report:
     """Measure and print the table. Return 1 if a bookie was not whole in time, or a replica is missing."""
     from bookies.admin.cluster import LocalCluster
 
-    if min(arguments.losses, arguments.ledgers, arguments.entries) < 1 or arguments.size < 0 or arguments.load < 0:
-        raise UsageError("--losses, --ledgers and --entries must be 1 or more, --size and --load 0 or more")
+    if min(arguments.losses, arguments.ledgers, arguments.entries) < 1 or arguments.rate < 1:
+        raise UsageError("--losses, --ledgers, --entries and --rate must be 1 or more")
+    if arguments.size < 0 or arguments.load < 0:
+        raise UsageError("--size and --load must be 0 or more")
     if arguments.quick:
         arguments.losses, arguments.ledgers = min(arguments.losses, 3), min(arguments.ledgers, 60)
     with data_directory() as directory:
-        cluster = LocalCluster(f"{directory}/bk-data", BOOKIES, lease_ms=LEASE_MS, settings=SETTINGS)
+        settings = SETTINGS | {"recovery_rate_size": int(arguments.rate)}
+        cluster = LocalCluster(f"{directory}/bk-data", BOOKIES, lease_ms=LEASE_MS, settings=settings)
         for bookie in cluster.bookies:
             bookie.disks = DISKS
         try:
@@ -88,7 +92,7 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> Repo
         stop.set()
         appended, failed = await load
         problems = await _verify(client, ledgers)
-        whole = await _copy_whole(cluster, client, cluster.bookies[0])
+        whole = await _copy_whole(cluster, client, cluster.bookies[0], arguments.rate)
     return _report(rows, whole, {"entries_appended": appended, "appends_failed": failed, "problems": problems})
 
 
@@ -140,7 +144,7 @@ async def _lose(cluster: LocalCluster, bookie: LocalBookie, disk: str) -> dict[s
     await asyncio.to_thread(cluster.restart, bookie.id)
     serves_s = time.monotonic() - begun
     while True:
-        facts = await asyncio.to_thread(_owed, bookie, disk)
+        facts = await asyncio.to_thread(_owed, bookie)
         if facts["is_settled"] and not facts["ledgers_in_limbo"]:
             break
         if time.monotonic() - begun > LIMIT_S:
@@ -158,12 +162,12 @@ async def _lose(cluster: LocalCluster, bookie: LocalBookie, disk: str) -> dict[s
     }
 
 
-def _owed(bookie: LocalBookie, lost: str) -> dict[str, Any]:
+def _owed(bookie: LocalBookie) -> dict[str, Any]:
     from bookies.admin.verbs.control import ask
     from bookies.storage.disks.directories import CONTROL_FILE
 
-    left = next(name for name in DISKS if name != lost)
-    return dict(ask(bookie.directory / left / CONTROL_FILE, "owed", {})[1])
+    files = [path for name in DISKS if (path := bookie.directory / name / CONTROL_FILE).exists()]
+    return dict(ask(files[0], "owed", {})[1])
 
 
 def _size_of(directory: pathlib.Path) -> int:
@@ -177,7 +181,7 @@ async def _verify(client: Client, ledgers: Sequence[int]) -> int:
     return sum([not (await administration.check_ledger(ledger_id, percentage=100)).is_ok for ledger_id in ledgers])
 
 
-async def _copy_whole(cluster: LocalCluster, client: Client, bookie: LocalBookie) -> dict[str, Any]:
+async def _copy_whole(cluster: LocalCluster, client: Client, bookie: LocalBookie, rate: float) -> dict[str, Any]:
     """Kill a bookie for good and copy what it held to others; return the figures."""
     from bookies.model import BookieId
 
@@ -188,7 +192,7 @@ async def _copy_whole(cluster: LocalCluster, client: Client, bookie: LocalBookie
             break
         await asyncio.sleep(POLL_S)
     begun = time.monotonic()
-    report = await client.administration().recover_bookies([BookieId(bookie.id)])
+    report = await client.administration().recover_bookies([BookieId(bookie.id)], bytes_per_s=rate)
     return {"copied_bytes": report.size, "whole_s": round(time.monotonic() - begun, 2)}
 
 

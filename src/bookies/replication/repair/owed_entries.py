@@ -27,7 +27,7 @@ from bookies.protocol.repair.owed import Owed, owed_of, remaining_s, totals_of
 from bookies.runtime.events import Events
 from bookies.runtime.tasks import all_of
 
-SETTLE_S = 1.0  # between two looks whether the bookie knows yet which ledgers it may have had
+SETTLE_S = 0.1  # between two looks whether the bookie knows yet which ledgers it may have had
 AGAIN_S, AGAIN_S_MAX = 1.0, 30.0  # before the next attempt at ledgers that are still in limbo
 LISTED_MAX, RUNS_MAX = 1_000, 20  # ledgers in a description, runs of each
 DELETED, OPEN = "it is deleted; garbage collection removes it", "its writer has not closed it"
