@@ -306,12 +306,10 @@ class SimCluster:
 
     @property
     def owing(self) -> list[str]:
-        """Return the bookies that may owe entries: those that are down, and those with ledgers in limbo."""
-        return [
-            bookie.name
-            for bookie in self.bookies.values()
-            if not bookie.is_up or bookie.server is None or bookie.server.store.limbo
-        ]
+        """Return the bookies that may owe entries: those that are down, do not know yet which ledgers they had, or have
+        ledgers in limbo."""
+        stores = {name: bookie.server.store if bookie.server else None for name, bookie in self.bookies.items()}
+        return [name for name, store in stores.items() if store is None or store.has_unknown_ledgers or store.limbo]
 
     def lose_directories(
         self, name: str, paths: Sequence[str], loss: Loss, *, is_empty: bool, restart_s: float
