@@ -113,8 +113,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             raise
     # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
     if parts.report.is_covered:
-        if lost:
-            await worker.run(_reset_marks, parts, lost)
+        await _reset_marks(parts, lost)
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
         if await open_journals(parts) and lost:
@@ -255,11 +254,11 @@ def _marks_of(parts: StorageParts, in_files: Sequence[Sequence[LogMark]], lost: 
     return [LogMark() if path in lost else mark for path, mark in zip(journals, marks, strict=True)]
 
 
-def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
+async def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
     """Let no mark name a journal file that is lost with its directory. Raises: DiskFull."""
     for number, directory in enumerate(parts.directories.journals):
         if directory in lost:
-            parts.checkpointer.mark_files.reset(number)
+            await parts.checkpointer.worker.run(parts.checkpointer.mark_files.reset, number)
 
 
 def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], LogsFound]:
