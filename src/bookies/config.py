@@ -103,8 +103,7 @@ class HttpConfig:
         False, "let the HTTP server listen on an address other than loopback without http_users_file or http_tls"
     )
     http_users_file: str = setting(
-        "",
-        "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused",
+        "", "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused"
     )
     http_tls: bool = setting(
         False,
@@ -169,6 +168,9 @@ class BookieConfig(HttpConfig):
     index_directories: tuple[str, ...] = setting((), "directories of index files; empty: the ledger directories")
     allow_storage_expansion: bool = setting(
         False, "accept empty directories, listed after the others, as new ledger or index directories"
+    )
+    lost_directories: tuple[str, ...] = setting(
+        (), "directories whose content is lost: start without it, and fetch it from other bookies"
     )
     allow_multiple_dirs_under_same_disk_partition: bool = setting(
         True, "false: refuse to start with two journal, or two ledger or index directories, on one file system"
@@ -244,8 +246,7 @@ class BookieConfig(HttpConfig):
         32 * MIB, "bytes per second that scanning and compaction together read and write", low=KIB
     )
     survive_failed_directory: bool = setting(
-        True,
-        "give up a failed ledger or index directory and continue without it; false: stop when a sync fails",
+        True, "give up a failed ledger or index directory and continue without it; false: stop when a sync fails"
     )
     disk_usage_threshold: int = setting(
         95, "percent of a disk in use; above: no ordinary adds, the bookie is read-only", low=1, high=99
@@ -279,8 +280,7 @@ class BookieConfig(HttpConfig):
         low=4 * KIB,
     )
     auto_recovery: bool = setting(
-        False,
-        "run auto-recovery in this process (docs/howto/run-auto-recovery.md); `bk recovery run`: separately",
+        False, "run auto-recovery in this process (docs/howto/run-auto-recovery.md); `bk recovery run`: separately"
     )
     log_housekeeping: bool = setting(
         False, "without auto_recovery: be a candidate for applying limits of logs; `bk up` turns it on"

@@ -27,8 +27,10 @@ from bookies.metadata.shared.nodes import At
 from bookies.protocol.ledger import AddPipeline, fence, recover
 from bookies.protocol.ledger.add import ChangeEnsemble
 from bookies.protocol.ledger.offload import is_given_up, offload_of
+from bookies.protocol.repair.owed import Owed
 from bookies.storage.cache.write_cache import AddRun, Generation
 from bookies.storage.gc import deleted_ledgers
+from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.store import LedgerStore
 
@@ -258,6 +260,24 @@ def forget_what_is_being_restored(patch: Patch) -> None:  # I-29
     patch.setattr(deleted_ledgers, "may_be_forgotten", is_given_up)
 
 
+# -- lost disks ----------------------------------------------------------------------------------------------------
+
+
+def deny_what_was_on_a_lost_disk(patch: Patch) -> None:  # B-1
+    async def mark_all_uncertain(self: LedgerIndex, text: str) -> None:
+        self.catalog.add_hole(text)
+
+    patch.setattr(LedgerIndex, "mark_all_uncertain", mark_all_uncertain)
+
+
+def deny_before_all_is_fetched(patch: Patch) -> None:  # B-1
+    patch.setattr(Owed, "is_settled", property(lambda self: self.is_closed))
+
+
+def deny_what_an_open_ledger_may_owe(patch: Patch) -> None:  # B-1
+    patch.setattr(Owed, "is_settled", property(lambda self: not self.runs))
+
+
 MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one that caught it, so that it is quick
     (acknowledge_after_one_copy, "races", 1),
     (keep_acknowledgements_of_replaced_bookies, "races", 8),
@@ -286,6 +306,9 @@ MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one tha
     (store_entries_in_the_wrong_ledger, "many-ledgers", 5),
     (forget_what_has_a_copy, "offloading", 1),
     (forget_what_is_being_restored, "offloading", 1),
+    (deny_what_was_on_a_lost_disk, "lost-disks", 1),
+    (deny_before_all_is_fetched, "lost-disks", 1),
+    (deny_what_an_open_ledger_may_owe, "lost-disks", 1),
 ]
 
 

@@ -10,6 +10,7 @@ Source: metadata 6.4, storage 9.3.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -20,9 +21,10 @@ from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Lock
 from bookies.storage.disks.directories import current
-from bookies.storage.identity import admission, cookie
+from bookies.storage.identity import admission, cookie, lost_directories
 from bookies.storage.identity.admission import Decision
 from bookies.storage.identity.index_kind import refuse_unconverted
+from bookies.storage.identity.lost_directories import Uses
 
 _ANY_HOST = ("", "0.0.0.0", "::")
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
@@ -63,23 +65,30 @@ def check_identity(config: BookieConfig) -> None:
         raise ConfigError(
             f"bookie_id = {name!r}: only letters, digits and . _ : - are allowed, and not the name `readonly`"
         )
+    directories = cookie.directories_of(config)
+    if unknown := [directory for directory in config.lost_directories if directory not in directories]:
+        raise ConfigError(
+            f"lost_directories = {', '.join(unknown)}: no directory of this bookie; it has {', '.join(directories)}"
+        )
 
 
 class Admission(Struct, frozen=True):
-    """Result of the admission check. `instance_id`: of the cluster."""
+    """Result of the admission check. `instance_id`: of the cluster. `left_out`: lost directories without a new disk."""
 
     instance_id: str
     decision: Decision
+    left_out: Sequence[str] = ()
 
 
 async def admit(
-    disk: Disk, config: BookieConfig, driver: MetadataDriver, locks: list[Lock], events: Events
+    disk: Disk, config: BookieConfig, driver: MetadataDriver, locks: list[Lock], events: Events, mark: str
 ) -> Admission:
     """Compare the bookie's identity with the cookies in directories and metadata store, and stamp a new or grown
     bookie.
 
     `locks`: locks the directories; without locks two new bookies could stamp the same ones. The storage has its own
-    lock, on `current`, so the caller releases these when the storage has started.
+    lock, on `current`, so the caller releases these when the storage has started. `mark`: random text, for directories
+    that are lost now.
 
     Raises: CookieMismatch, CorruptRecord and other StorageError, ConfigError, OSError; MetadataError.
     """
@@ -106,14 +115,21 @@ async def admit(
             disk.make_directories(directory)
         if disk.is_directory(directory):
             locks.append(disk.lock_directory(directory))
+    uses = Uses() if data is None else _uses(disk, config, bookie_id, directories, mark)
+    kept = [directory for directory in directories if directory not in (*uses.left_out, *uses.replaced)]
     decision = admission.check_directories(
         disk,
         master,
-        directories,
+        kept,
         data,
         others={name: stored_cookies[name][0] for name in others if name is not None},
         allow_expansion=config.allow_storage_expansion,
     )
+    if not uses.is_noted:
+        lost_directories.write(disk, master.pack(), kept, uses)
+    if uses.left_out or uses.replaced:
+        left_out, replaced = ", ".join(uses.left_out) or None, ", ".join(uses.replaced) or None
+        events.warning("bookie.directories_lost", bookie=bookie_id, left_out=left_out, replaced=replaced)
     if decision is Decision.NEW_BOOKIE:
         await _create_cookie(disk, driver, bookie_id, directories, master.pack())
         events.info("bookie.new", bookie=bookie_id, instance=instance_id)
@@ -124,7 +140,23 @@ async def admit(
             await driver.create_cookie(bookie_id, master.pack())
         added = [directory for directory in directories if directory not in known]
         events.info("bookie.expanded", bookie=bookie_id, directories=", ".join(added))
-    return Admission(instance_id, decision)
+    return Admission(instance_id, decision, uses.left_out)
+
+
+def _uses(disk: Disk, config: BookieConfig, bookie_id: BookieId, directories: Sequence[str], mark: str) -> Uses:
+    """Return which directories the bookie uses, by the notes of losses. Raises CookieMismatch, CorruptRecord, OSError.
+
+    It needs every journal, one ledger directory, and one index directory.
+    """
+    states = {directory: admission.state_of(disk, bookie_id, directory) for directory in directories}
+    notes = lost_directories.read(disk, lost_directories.currents_of(directories))
+    copies = dict(zip(directories, notes.values(), strict=True))
+    indexes = config.index_directories or config.ledger_directories
+    needed = [*([journal] for journal in config.journal_directories), config.ledger_directories, indexes]
+    try:
+        return lost_directories.plan(states, copies, config.lost_directories, needed, mark)
+    except CookieMismatch as error:
+        raise CookieMismatch(f"cannot start bookie {bookie_id}: {error.message}") from error
 
 
 async def _cluster_of(disk: Disk, bookie_id: str, driver: MetadataDriver, directories: list[str]) -> str:

@@ -51,6 +51,7 @@ from bookies.errors import StorageError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.timed_driver import timed
 from bookies.model import BookieId
+from bookies.protocol.repair.owed import OwedCounts
 from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
@@ -235,6 +236,11 @@ class BookieServer:
         return None if self.latency is None else self.latency.lag
 
     @property
+    def owed(self) -> OwedCounts:
+        """Return what the bookie owes and has fetched; counted by the part that fetches it."""
+        return self.state.owed
+
+    @property
     def has_started(self) -> bool:
         """Report whether the bookie has served and was registered once."""
         return self.state.has_started
@@ -273,13 +279,16 @@ class BookieServer:
             await self._reception.open()
             locks: list[Lock] = []
             try:
-                admission = await admit(self._runtime.disk, self.config, self._driver, locks, self._events)
+                random = self._runtime.random
+                mark = f"{random.getrandbits(64):016x}" if self.config.lost_directories else ""
+                admission = await admit(self._runtime.disk, self.config, self._driver, locks, self._events, mark)
+                self.store.leave_out(admission.left_out)
                 await self.store.start()
             finally:
                 for lock in locks:
                     lock.release()
             self.store.former_ledgers = await find_former_ledgers(
-                self._runtime, self.config, self._driver, self._events
+                self._runtime, self.store.config, self._driver, self._events
             )
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, admission.instance_id)
@@ -431,6 +440,9 @@ class BookieServer:
             "journal_directories": ", ".join(self.config.journal_directories),
             "ledger_directories": ", ".join(self.config.ledger_directories),
             "index_directories": ", ".join(self.config.index_directories) or None,
+            "lost_directories": ", ".join(self.store.left_out) or None,
+            "ledgers_in_limbo": len(self.store.limbo) or None,
+            "owed": str(self.owed) if self.owed.left.ledgers else None,
         }
 
     def load(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 
 from bookies.model import BookieMode
+from bookies.protocol.repair.owed import OwedCounts
 from bookies.transitions import following
 
 
@@ -47,13 +48,14 @@ TRANSITIONS = {
 class BookieState:
     """The mode of one bookie. All inputs are facts: none may be missed, but any may be repeated.
 
-    `has_started`: it has served and was registered once.
+    `has_started`: it has served and was registered once. `owed`: entries that it has lost.
     """
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
         self.has_started = False
         self.registered_as: BookieMode | None = None
+        self.owed = OwedCounts()
         self._is_storage_writable = True
         self._is_held_read_only = False
 

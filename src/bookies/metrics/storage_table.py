@@ -302,6 +302,13 @@ DISKS: tuple[Metric, ...] = (
         ("directory",),
         "ratio",
     ),
+    _stat("bookies_directories_lost", Kind.GAUGE, "lost directories that the bookie runs without", "directories_lost"),
+    _stat(
+        "bookies_ledgers_in_limbo",
+        Kind.GAUGE,
+        "ledgers of which entries or promises may be lost here; the bookie denies none of their entries",
+        "ledgers_in_limbo",
+    ),
     Metric(
         "bookies_directory_failed",
         Kind.GAUGE,

@@ -34,7 +34,10 @@ from bookies.storage.engine.store_writes import StoreWrites
 from bookies.storage.gc import CollectionLoop
 from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.identity import former_ledgers_format
-from bookies.storage.index.index_format import IndexHeader
+from bookies.storage.index.index_format import STATE_LIMBO, IndexHeader
+from bookies.storage.index.limbo import Limbo
+from bookies.storage.index.slot_scans import runs_in_logs
+from bookies.storage.index.slots import merged
 from bookies.storage.offline.offline_bookie import kept_page_size
 from bookies.storage.scrub import Scrubber
 
@@ -79,6 +82,28 @@ class LedgerStore(StoreWrites, StoreReads):
         self.scrubber: Scrubber | None = None
         self._background: list[asyncio.Task[None]] = []  # collection and scrub: an orderly stop ends them first
         self._callbacks = _Callbacks()
+
+    @property
+    def config(self) -> BookieConfig:
+        """Return the settings in use, without the directories that are left out."""
+        return self._config
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Return the lost directories that the bookie runs without."""
+        return self._config.lost_directories
+
+    def leave_out(self, directories: Sequence[str]) -> None:
+        """Use none of these lost ledger and index directories. Call it before `start`."""
+        self._config = dataclasses.replace(self._config, lost_directories=tuple(directories))
+        self._config = self._without_lost(self._config)
+
+    def _without_lost(self, config: BookieConfig) -> BookieConfig:
+        """Return the settings without the directories that are left out."""
+        lost = self._config.lost_directories
+        ledgers = tuple(path for path in config.ledger_directories if path not in lost)
+        indexes = tuple(path for path in config.index_directories if path not in lost)
+        return dataclasses.replace(config, ledger_directories=ledgers, index_directories=indexes, lost_directories=lost)
 
     # -- start and stop ------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -169,7 +194,7 @@ class LedgerStore(StoreWrites, StoreReads):
 
     def reconfigure(self, config: BookieConfig) -> None:
         """Use these settings, of which those in `config.LIVE` may differ from the previous ones."""
-        self._config = config
+        self._config = config = self._without_lost(config)
         if self.parts is not None:
             self.parts.config = config
             self.parts.disks.reconfigure(config)
@@ -338,6 +363,37 @@ class LedgerStore(StoreWrites, StoreReads):
         await parts.checkpointer.checkpoint()
         return len(unknown)
 
+    @property
+    def limbo(self) -> Limbo:
+        """Return the ledgers of which entries or promises may be lost here."""
+        return self._open().index.catalog.limbo
+
+    async def held_entries(self, ledger_id: int) -> list[range]:
+        """Return maximal runs of the entries that are here for certain, also of an uncertain ledger.
+
+        Entries in lost entry logs are not here. Raises: LedgerUnknownToBookie; ReadFailed, also during a rebuild.
+        """
+        parts, ledger = await self._ledger(ledger_id)
+        cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
+        ledger.users += 1
+        try:
+            logs = parts.index.catalog.logs
+            return merged([*await parts.index.scan_slots(ledger, runs_in_logs, logs.ids, logs.greatest_id), *cached])
+        finally:
+            ledger.users -= 1
+
+    async def end_limbo(self, ledger_ids: Iterable[int]) -> None:
+        """Declare that all entries of these closed ledgers are here that must be. Durable on return.
+
+        Raises: StorageError, OSError.
+        """
+        parts = self._open()
+        for ledger_id in ledger_ids:
+            with contextlib.suppress(LedgerUnknownToBookie):  # deleted meanwhile
+                ledger = await parts.index.load(ledger_id)
+                parts.index.set_header(ledger, ledger.header.without_state(STATE_LIMBO))
+        await parts.checkpointer.checkpoint()
+
     async def repair(self) -> dict[str, int]:
         """Read every index file completely and rebuild damaged ones; return counts of ledgers.
 
@@ -371,6 +427,7 @@ class LedgerStore(StoreWrites, StoreReads):
             for path, space in parts.disks.space.spaces.items()
         }
         failed = {path: f"failed: {reason}" for path, reason in parts.health.failed.items()}
+        failed |= dict.fromkeys(self.left_out, "declared lost: the bookie runs without it")
         return {
             "mode": "writable" if self.is_writable else "read-only",
             "reason": self.read_only_reason or None,
@@ -412,6 +469,8 @@ class LedgerStore(StoreWrites, StoreReads):
             "disk_free": free,
             "disks_full": len(parts.disks.space.full),
             "directories_failed": len(parts.health.failed),
+            "directories_lost": len(self.left_out),
+            "ledgers_in_limbo": len(parts.index.catalog.limbo),
             "index_files_stray": parts.index.stray_count,
         } | (self.scrubber.gauges() if self.scrubber is not None else {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import pathlib
 import tarfile
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.identity import admit, identities
+from bookies.bookie.identity import admit, check_identity, identities
 from bookies.config import BookieConfig
 from bookies.errors import ConfigError, CookieExists, CookieMismatch, Status, StorageError
 from bookies.lab.sim.world.cluster import SimClock
@@ -65,7 +66,7 @@ class Place:
                 if self.after is not None:
                     await self.after(driver)
                 events = Events("bookie", SimClock(loop, 0))
-                return (await admit(self.disk, config, driver, locks, events)).decision
+                return (await admit(self.disk, config, driver, locks, events, "mark")).decision
             finally:
                 for lock in locks:
                     lock.release()
@@ -432,3 +433,42 @@ def test_locks_are_let_go_when_the_start_is_refused(world: World) -> None:
         await asyncio.sleep(0)
 
     world.run(body)
+
+
+# -- lost directories ----------------------------------------------------------------------------------------------
+def test_a_lost_directory_needs_consent_once() -> None:
+    place = Place()
+    assert place.start(CONFIG) is Decision.NEW_BOOKIE
+    for directory in ("/j", "/l", "/i"):
+        place.disk.put(f"{directory}/current/file", b"data")
+    two = dataclasses.replace(CONFIG, ledger_directories=("/l", "/l2"), allow_storage_expansion=True)
+    assert place.start(two) is Decision.EXPANDED
+    place.disk.put("/l2/current/file", b"data")
+    place.disk.lose_directory("/l2", is_empty=False)
+    with pytest.raises(CookieMismatch, match="start the bookie with --set lost_directories=/l2"):
+        place.start(two)
+    lost = dataclasses.replace(two, lost_directories=("/l2",))
+    for config in (lost, two, lost):
+        assert place.start(config) is Decision.OK
+        assert not place.disk.is_directory("/l2")
+    place.disk.put("/l2/current/old", b"data")
+    with pytest.raises(CookieMismatch, match="cannot start bookie b1: /l2 has files, but it was declared lost"):
+        place.start(two)
+    place.disk.lose_directory("/l2", is_empty=True)
+    assert place.start(two) is Decision.OK
+    assert place.disk.exists("/l2/current/VERSION")
+    place.disk.lose_directory("/l2", is_empty=True)
+    with pytest.raises(CookieMismatch, match="the disk that replaced a lost one is missing"):
+        place.start(two)
+    assert place.start(lost) is Decision.OK
+
+
+def test_only_directories_of_the_bookie_can_be_lost() -> None:
+    with pytest.raises(ConfigError, match="lost_directories = /x: no directory of this bookie; it has /j, /l, /i"):
+        check_identity(dataclasses.replace(CONFIG, lost_directories=("/l", "/x")))
+
+
+def test_a_new_bookie_has_lost_nothing() -> None:
+    place = Place()
+    assert place.start(dataclasses.replace(CONFIG, lost_directories=("/l",))) is Decision.NEW_BOOKIE
+    assert not place.disk.exists("/l/current/lost.directories")

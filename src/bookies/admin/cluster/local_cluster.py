@@ -53,7 +53,8 @@ class LocalBookie(Struct):
 
     `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`. `prefix`: words
     before the command of its process, such as `nsenter`. `program`: another command than `bk bookie run`, which
-    listens on `host` and `port` and prints no ready line; only for `begin_restart`.
+    listens on `host` and `port` and prints no ready line; only for `begin_restart`. `disks`: ledger directories below
+    its own one, not stored either.
     """
 
     id: str
@@ -65,6 +66,7 @@ class LocalBookie(Struct):
     settings: dict[str, object] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
+    disks: tuple[str, ...] = ("ledgers",)
 
     @property
     def log(self) -> pathlib.Path:
@@ -341,7 +343,8 @@ class LocalCluster:
         command = [
             *(sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
             *("--bookie-id", bookie.id, "--port", "0", "--ready-file", bookie.ready_file.name),
-            *("--journal-dir", f"{bookie.id}/journal", "--ledger-dir", f"{bookie.id}/ledgers"),
+            *("--journal-dir", f"{bookie.id}/journal"),
+            *(f"--ledger-dir={bookie.id}/{name}" for name in bookie.disks),
             *("--metadata", self.metadata_uri, "--lease-ms", str(self._lease_ms)),
             *(f"--set={name}={value}" for name, value in (self._settings | bookie.settings).items()),
         ]

@@ -60,10 +60,9 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         main.print_ready(server)
 
     recovery = _beside(config, arguments, file, uri)
-    beside = None if recovery is None else recovery.run
     around = _http(config, uri, recovery)
     try:
-        return main.run(config, uri, ready=ready, beside=beside, around=around, origins=resolved.origins)
+        return main.run(config, uri, ready=ready, beside=recovery.run, around=around, origins=resolved.origins)
     except Exception as error:  # also a broken pipe, which is no error in commands whose output is read
         if arguments.debug:
             raise
@@ -71,10 +70,8 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         return main.EXIT_INTERNAL
 
 
-def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | None, uri: str) -> BesideBookie | None:
-    """Return auto-recovery for the bookie's process, or its part for logs, if the settings enable one of them."""
-    if not (config.auto_recovery or config.log_housekeeping):
-        return None
+def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | None, uri: str) -> BesideBookie:
+    """Return the part of auto-recovery for the bookie's process that the settings ask for."""
     from bookies.config import ClientConfig, RecoveryConfig
     from bookies.configuration import configured, settings_of
     from bookies.metadata.uri import connect
@@ -87,10 +84,11 @@ def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | N
         configured(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
         repairs=config.auto_recovery,
+        keeps_logs=config.log_housekeeping,
     )
 
 
-def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Around | None:
+def _http(config: BookieConfig, uri: str, recovery: BesideBookie) -> Around | None:
     """Return the HTTP server around the bookie, if the settings enable it. Raises `ConfigError`."""
     if config.http_port < 0:
         return None
@@ -105,9 +103,9 @@ def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Arou
     around: Around = site.beside_start(
         configured(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
-        None if recovery is None or not config.auto_recovery else lambda: recovery.current,
+        (lambda: recovery.current) if config.auto_recovery else None,
         remote_api.routes,
-        None if recovery is None else lambda: recovery.retention,
+        (lambda: recovery.retention) if config.auto_recovery or config.log_housekeeping else None,
     )
     return around
 

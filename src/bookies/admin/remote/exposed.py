@@ -62,6 +62,7 @@ EXPOSED = (
     Exposed("GET", _BOOKIE, "bookie show"),
     Exposed("GET", f"{_BOOKIE}/state", "bookie state"),
     Exposed("GET", f"{_BOOKIE}/disks", "bookie disks"),
+    Exposed("GET", f"{_BOOKIE}/owed", "bookie owed"),
     Exposed("GET", f"{_BOOKIE}/space", "bookie space"),
     Exposed("GET", f"{_BOOKIE}/settings", "bookie settings"),
     _change(f"{_BOOKIE}/settings", "bookie settings", "set dry_run", method="PATCH"),

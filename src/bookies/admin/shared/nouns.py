@@ -40,7 +40,7 @@ COMMANDS = {
     "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (
         "bookies.admin.commands.bookie",
-        "run, list, show, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "
+        "run, list, show, drain, maintenance, balance, state, settings, disks, owed, read-only, read-write, space, gc, "
         "compact, undelete, why-not-deleted, scrub, recover, repair, convert, format",
     ),
     "recovery": (
@@ -67,7 +67,7 @@ COMMANDS = {
         "directory",
     ),
     "why": ("bookies.admin.commands.why", "slow: explain why requests were slow, the most likely cause first"),
-    "bench": ("bookies.lab.commands.bench", "measure: append, read, fill, storage, placement, recovery, suite"),
+    "bench": ("bookies.lab.commands.bench", "measure: append, read, fill, storage, placement, recovery, disk, suite"),
     "chaos": (
         "bookies.lab.commands.chaos",
         "test a cluster of real processes under faults: kills, stops, cut connections",

@@ -1,4 +1,4 @@
-"""Verbs of `bk bookie` that call a running bookie's control endpoint: state, disks, space, gc, compact, undelete ..."""
+"""Verbs of `bk bookie` that call a running bookie's control endpoint: state, disks, owed, space, gc, undelete ..."""
 
 from __future__ import annotations
 
@@ -235,6 +235,11 @@ VERBS = (
         example="--bookie b1 --set gc_interval_ms=60000",
     ),
     _row("disks", "show the usage of a bookie's disks, failed disks, and why it is read-only", _call("disks")),
+    _row(
+        "owed",
+        "show which entries a bookie has lost, for example with a disk, and how far it has fetched them",
+        _call("owed"),
+    ),
     _row(
         "space",
         "show the contents of a bookie's entry logs, and what prevents space from being freed",

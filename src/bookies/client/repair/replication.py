@@ -31,6 +31,7 @@ from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.fragments import runs_of
 from bookies.protocol.repair.replicate import (
     ENTRIES_MAX,
+    STRIPED_ENTRIES_MAX,
     FragmentCopy,
     Replacement,
     choose_some_targets,
@@ -317,20 +318,21 @@ async def renew(
     The record does not change. Raises the error of an entry that no replica delivers or that cannot be written.
     """
     replicas, bookie = access.replicas(record), fragment.ensemble[position]
-    copy = FragmentCopy(fragment, renewals(fragment, [position]))
-    for run in runs_of(ids):
-        at = run.start
-        while at < run.stop:
-            count = 1 if fragment.is_striped else ENTRIES_MAX  # In a striped ledger the next entry is on other bookies.
-            bodies = await replicas.read_from_any(
-                access.pool.health.order(copy.sources(at)), range(at, min(run.stop, at + count))
-            )
-            share = range(at, at + len(bodies))
-            try:
-                await replicas.write([(bookie, share)], share, bodies)
-            except CopyRefused as refused:
-                raise refused.error from refused  # Only this bookie needs them.
-            size = sum(map(len, bodies))
-            account.copied(fragment.ledger_id, len(bodies), size)
-            at = share.stop
-            await throttle(account.pace, size)
+    copy, order = FragmentCopy(fragment, renewals(fragment, [position])), access.pool.health.order
+    at = 0
+    while at < len(ids):
+        if fragment.is_striped:  # The next entry is on other bookies.
+            share = ids[at : at + STRIPED_ENTRIES_MAX]
+            bodies = await replicas.read_each([(order(copy.sources(entry_id)), entry_id) for entry_id in share])
+        else:
+            run = next(runs_of(ids[at : at + ENTRIES_MAX]))
+            bodies = await replicas.read_from_any(order(copy.sources(run.start)), run)
+            share = run[: len(bodies)]
+        try:
+            await replicas.write([(bookie, share)], share, bodies)
+        except CopyRefused as refused:
+            raise refused.error from refused  # Only this bookie needs them.
+        size = sum(map(len, bodies))
+        account.copied(fragment.ledger_id, len(bodies), size)
+        at += len(bodies)
+        await throttle(account.pace, size)

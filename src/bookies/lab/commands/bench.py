@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import CLUSTER, DIGEST, MACHINE, Option, verb
 from bookies.admin.shared.report import Report
-from bookies.lab.bench import bench_placement, bench_recovery, bench_storage
+from bookies.lab.bench import bench_disk, bench_placement, bench_recovery, bench_storage
 from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
 
 
@@ -121,6 +121,14 @@ VERBS = (
         "bk bench recovery --quick",
         bench_recovery.run,
         *bench_recovery.OPTIONS,
+        shared=MACHINE,
+    ),
+    verb(
+        "bench disk",
+        "let bookies lose disks under load; measure time and bytes until they are whole, beside copying a bookie",
+        "bk bench disk --quick",
+        bench_disk.run,
+        *bench_disk.OPTIONS,
         shared=MACHINE,
     ),
     verb(

@@ -1,6 +1,6 @@
 """Auto-recovery as a part of a process: beside a bookie, which it must never harm, or in a process of its own.
 
-Beside a bookie it may also be the housekeeping of logs alone.
+Beside a bookie it may also be the housekeeping of logs alone. It always fetches what the bookie has lost.
 
 This module creates the client of auto-recovery, and recreates it when the client or its session with the metadata store
 has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
@@ -9,6 +9,7 @@ has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct, to_builtins
 
@@ -17,12 +18,15 @@ from bookies.client.client import Client
 from bookies.config import ClientConfig, RecoveryConfig
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
+from bookies.protocol.pacing.adaptive_rate import AdaptiveRate
 from bookies.replication.auditor.log_retention import LogRetention
 from bookies.replication.daemon.daemon import AutoRecovery
 from bookies.replication.daemon.log_housekeeper import LogHousekeeper
 from bookies.replication.daemon.supervision import Supervised, supervise
+from bookies.replication.repair import OwedEntries
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import all_of
 
 
 class Participant(Struct, frozen=True):
@@ -78,7 +82,8 @@ class RecoveryProcess:
 class BesideBookie:
     """Auto-recovery beside a bookie, whose adds have precedence over copies. `open_driver`: as in `Participant`.
 
-    `repairs`: False for the housekeeping of logs alone.
+    It always fetches the entries that the bookie owes. `repairs`: also repair what other bookies have lost.
+    `keeps_logs`: without `repairs`, do the housekeeping of logs. `owed`: None while no ledger is in limbo.
     """
 
     def __init__(
@@ -88,11 +93,15 @@ class BesideBookie:
         open_driver: Callable[[], MetadataDriver],
         *,
         repairs: bool = True,
+        keeps_logs: bool = True,
     ) -> None:
         self._config = config
         self._client_config = client_config
         self._open_driver = open_driver
         self._repairs = repairs
+        self._keeps_logs = keeps_logs
+        self._pace = AdaptiveRate(config.recovery_rate_size or None)
+        self.owed: OwedEntries | None = None
         self._process: RecoveryProcess | None = None
         self._housekeeper: LogHousekeeper | None = None
 
@@ -110,21 +119,60 @@ class BesideBookie:
 
     async def run(self, server: BookieServer, runtime: Runtime) -> None:
         """Run until cancelled: see `bookie.main.run`."""
-        if not self._repairs:
-            if self._config.log_retention_interval_s:
-                await self._keep_logs(server.bookie_id, runtime)
-            return
-        host = server.config.advertised_host or server.config.host
-        self._process = process = RecoveryProcess(
-            Participant(runtime, self._open_driver, self._config, self._client_config, server.bookie_id, host)
-        )
+        server.on_add_latency(lambda seconds: self._observe(seconds, runtime.clock.monotonic()))
+        server.extend_control({"owed": partial(self._describe_owed, server)})
+        parts = [self._fetch_owed(server, runtime)]
+        if self._repairs:
+            host = server.config.advertised_host or server.config.host
+            self._process = process = RecoveryProcess(
+                Participant(runtime, self._open_driver, self._config, self._client_config, server.bookie_id, host)
+            )
+            server.extend_control({"recovery": process.status})
+            parts.append(process.run())
+        elif self._keeps_logs and self._config.log_retention_interval_s:
+            parts.append(self._keep_logs(server.bookie_id, runtime))
+        await all_of(parts)
 
-        def begin(recovery: AutoRecovery) -> None:
-            server.on_add_latency(lambda seconds: recovery.pace.observe_request(seconds, runtime.clock.monotonic()))
+    def _observe(self, seconds: float, now_s: float) -> None:
+        self._pace.observe_request(seconds, now_s)
+        if self.current is not None:
+            self.current.pace.observe_request(seconds, now_s)
 
-        process.on_begin = begin
-        server.extend_control({"recovery": process.status})
-        await process.run()
+    async def _describe_owed(self, server: BookieServer) -> object:
+        """Return the status of owed entries for the control endpoint."""
+        counts = server.owed
+        return {
+            "lost_directories": ", ".join(server.store.left_out) or None,
+            "is_settled": not server.store.has_unknown_ledgers,  # it is known which ledgers the bookie had
+            "ledgers_in_limbo": len(server.store.limbo),
+            "entries_owed": counts.left.entries,
+            "owed_bytes": counts.left.size,
+            "open_ledgers": counts.left.open_ledgers,
+            "remaining_s": None if counts.remaining_s is None else round(counts.remaining_s, 1),
+            "entries_found": counts.found_entries,
+            "found_bytes": counts.found_size,
+            "entries_fetched": counts.fetched_entries,
+            "fetched_bytes": counts.fetched_size,
+            "ledger": {} if self.owed is None else self.owed.describe(),
+        }
+
+    async def _fetch_owed(self, server: BookieServer, runtime: Runtime) -> None:
+        events = Events("recovery", runtime.clock)
+
+        async def once() -> None:
+            await server.store.limbo.has_any.wait()
+            driver = self._open_driver()
+            client = Client(runtime, driver, self._client_config)
+            try:
+                await client.open_session()
+                at_once = self._config.recovery_ledgers_at_once
+                self.owed = OwedEntries(server, client.administration(), self._pace, at_once, events)
+                await self.owed.run()
+            finally:
+                self.owed = None
+                await client.close()
+
+        await supervise(Supervised("owed entries"), once, events, runtime.random.uniform)
 
     async def _keep_logs(self, bookie: BookieId, runtime: Runtime) -> None:
         events = Events("recovery", runtime.clock)

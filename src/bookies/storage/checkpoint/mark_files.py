@@ -36,18 +36,26 @@ class MarkFiles:
         """Take these marks, from which replay begins, as the persisted ones; only greater marks are written."""
         self._written = list(marks)
 
+    def reset(self, index: int) -> None:
+        """Let the replay of a journal whose files are lost begin with the first file there is. Raises: DiskFull."""
+        self._replace(index, LogMark())
+
     def write(self, marks: Marks) -> Marks:
         """Persist the marks that are greater than the persisted ones; return the persisted marks.
 
         Raises DiskFull if no directory accepts one of them.
         """
-        for index, (name, mark) in enumerate(zip(self._names, marks, strict=True)):
+        for index, mark in enumerate(marks):
             if mark <= self._written[index]:
                 continue
-            paths = [posixpath.join(directory, name) for directory in self._directories]
-            try:
-                replace_copies(self._disk, paths, log_mark_format.pack(mark))
-            except (OSError, DiskFull) as error:
-                raise DiskFull(f"no ledger directory accepts {name}: {error}") from error
+            self._replace(index, mark)
             self._written[index] = mark
         return tuple(self._written)
+
+    def _replace(self, index: int, mark: LogMark) -> None:
+        name = self._names[index]
+        paths = [posixpath.join(directory, name) for directory in self._directories]
+        try:
+            replace_copies(self._disk, paths, log_mark_format.pack(mark))
+        except (OSError, DiskFull) as error:
+            raise DiskFull(f"no ledger directory accepts {name}: {error}") from error

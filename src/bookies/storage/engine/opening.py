@@ -24,9 +24,13 @@ from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
 from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.storage_parts import StorageParts
-from bookies.storage.engine.torn_logs import empty_logs, is_behind, torn_logs
+from bookies.storage.engine.torn_logs import complete_outputs, empty_logs, is_behind, torn_logs
+from bookies.storage.entry_log.entry_log import greatest_log_id
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX
+from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.identity.index_kind import refuse_unconverted
+from bookies.storage.identity.lost_directories import currents_of, note_applied, unapplied
+from bookies.storage.index.catalog import LogsFound
 from bookies.storage.index.catalog_format import pack
 from bookies.storage.index.index_files import find_index_files
 from bookies.storage.journal import LogMark, journal_format
@@ -61,7 +65,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     if leftovers := parts.removals.leftovers:
         names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
         events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
-    await worker.run(_check_journals, runtime.disk, directories)
+    lost, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
     catalog = await worker.run(parts.index.catalog_writer.file.load, returned)
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
@@ -70,8 +74,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     unsettled = parts.index.catalog.unsettled()
     parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
     found_marks = await worker.run(checkpointer.mark_files.read)
-    noted, record_size_max = parts.index.catalog.marks, config.frame_size_max + 64 * 1024
-    marks = await worker.run(find_marks, runtime.disk, directories.journals, found_marks, noted, record_size_max)
+    marks = await worker.run(_marks_of, parts, found_marks, lost)
     is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
     lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
     doubtful = _unverified_ledgers(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
@@ -92,7 +95,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         checkpointer.log.uncounted_id = first if first >= 0 else -1 - first
     if lacks_ledgers:
         await _find_ledgers(parts, doubtful)
-    for text in restorer.report.holes:
+    for text in [*restorer.report.holes, *(f"{path}: lost with all files" for path in lost)]:
         parts.index.catalog.note_torn({})  # torn parts may have the lost entries
         await parts.index.mark_all_uncertain(text)
     _log_report(restorer.report, events)
@@ -110,9 +113,11 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             raise
     # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
     if parts.report.is_covered:
+        await _reset_marks(parts, lost)
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
-        await open_journals(parts)
+        if await open_journals(parts) and lost:
+            await worker.run(note_applied, runtime.disk, directories.all)
     async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
@@ -239,15 +244,39 @@ def _has_no_group(disk: Disk, directories: Directories) -> bool:
     return True
 
 
-def _check_journals(disk: Disk, directories: Directories) -> None:
-    """Raise StorageError if a journal has no file after an unclean stop: each start creates one before `DIRTY`."""
+def _marks_of(parts: StorageParts, in_files: Sequence[Sequence[LogMark]], lost: Sequence[str]) -> list[LogMark]:
+    """Return the replay position of each journal. A lost one is replayed from its first file, if it has any by now.
+
+    `in_files`: the marks in the mark files, by journal. Raises: OSError.
+    """
+    journals, noted = parts.directories.journals, parts.index.catalog.marks
+    marks = find_marks(parts.runtime.disk, journals, in_files, noted, parts.config.frame_size_max + 64 * 1024)
+    return [LogMark() if path in lost else mark for path, mark in zip(journals, marks, strict=True)]
+
+
+async def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
+    """Let no mark name a journal file that is lost with its directory. Raises: DiskFull."""
+    for number, directory in enumerate(parts.directories.journals):
+        if directory in lost:
+            await parts.checkpointer.worker.run(parts.checkpointer.mark_files.reset, number)
+
+
+def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], LogsFound]:
+    """Return the directories whose loss is not applied yet, and the entry logs, with complete outputs of compactions.
+
+    Raises: OSError; StorageError if another journal has no file after an unclean stop: each start creates one before
+    `DIRTY`.
+    """
+    lost = currents_of(loss.path for loss in unapplied(disk, directories.all))
     for directory in directories.journals:
-        if not directories.was_clean and not journal_ids(disk, directory):
+        if directory not in lost and not directories.was_clean and not journal_ids(disk, directory):
             raise StorageError(
                 f"{directory}: this bookie did not stop in an orderly way, and all its journal files are missing; "
                 "acknowledged entries would be lost. Nothing was changed. Restore the files, or decommission this "
                 "bookie: bk bookie format"
             )
+    logs = frozenset((*find_logs(disk, directories.ledgers), *complete_outputs(disk, directories.ledgers)))
+    return lost, LogsFound(logs, greatest_log_id(disk, directories.ledgers))
 
 
 def _log_report(report: ReplayReport, events: Events) -> None:

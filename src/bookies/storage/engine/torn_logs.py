@@ -40,7 +40,7 @@ def torn_logs(
     torn = {log_id: end for log_id, end in before.items() if log_id in logs}
     if synced.log_id in logs:
         torn[synced.log_id] = min(synced.end, torn.get(synced.log_id, synced.end))
-    complete = _outputs(disk, directories)
+    complete = complete_outputs(disk, directories)
     for log_id, path in logs.items():
         if log_id > synced.greatest_id and log_id not in complete and posixpath.dirname(path) not in returned:
             torn[log_id] = 0
@@ -77,7 +77,7 @@ def is_behind(synced: Synced | None, marks: Sequence[Sequence[LogMark]], run_id:
     return any(max(copies, default=LogMark()) > known for copies, known in zip(marks, synced.marks, strict=True))
 
 
-def _outputs(disk: Disk, directories: Sequence[str]) -> dict[int, None]:
+def complete_outputs(disk: Disk, directories: Sequence[str]) -> dict[int, None]:
     """Return the ids of complete compaction outputs, whose compactions the collector will finish."""
     outputs: dict[int, None] = {}
     for directory in directories:

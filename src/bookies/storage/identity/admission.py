@@ -201,8 +201,8 @@ def _refuse_unstamped(master: Cookie, directory: str, state: DirectoryState) -> 
     raise CookieMismatch(
         f"{start}{directory} {'is empty' if state.exists else 'does not exist'}: a disk is missing or was wiped. "
         f"{UNCHANGED} Without it the bookie would report acknowledged entries as missing; its ledgers stay readable "
-        f"from their other replicas. Bring the disk back. If it is lost, copy this bookie's entries to others "
-        f"(bk bookie recover {master.bookie}), empty its directories (bk bookie format) and start it as a new bookie"
+        f"from their other replicas. Bring the disk back. If its content is lost, start the bookie with --set "
+        f"lost_directories={directory}: it then fetches the entries that were there from other bookies"
     )
 
 

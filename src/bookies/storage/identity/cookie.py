@@ -195,14 +195,19 @@ def remove_cookie(disk: Disk, directory: str) -> None:
 
 
 def write_cookie(disk: Disk, directory: str, data: bytes) -> None:
-    """Write the cookie of a configured directory durably; create the directory and its `current` if necessary.
+    """Write the cookie of a configured directory durably; create the directory and its `current` if necessary."""
+    write_in_current(disk, directory, FILE_NAME, data)
+
+
+def write_in_current(disk: Disk, directory: str, name: str, data: bytes) -> None:
+    """Write a file of a configured directory durably, as `write_cookie` does.
 
     The temporary file is in the parent. Q-1: a directory without `VERSION` is new only if `current` is completely
     empty.
     """
     current = os.path.join(directory, CURRENT)
     disk.make_directories(current)
-    temporary = os.path.join(directory, f".{FILE_NAME}.tmp")
+    temporary = os.path.join(directory, f".{name}.tmp")
     file = disk.open(temporary, "w+")
     try:
         file.truncate(0)
@@ -210,6 +215,6 @@ def write_cookie(disk: Disk, directory: str, data: bytes) -> None:
         file.fsync()
     finally:
         file.close()
-    disk.rename(temporary, os.path.join(current, FILE_NAME))
+    disk.rename(temporary, os.path.join(current, name))
     disk.sync_directory(current)
     disk.sync_directory(directory)

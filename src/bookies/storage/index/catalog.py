@@ -14,6 +14,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import Struct
+
 from bookies.errors import DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage.disks.durable_files import replace_bytes, sync_data
@@ -22,6 +24,7 @@ from bookies.storage.index import catalog_format as layout
 from bookies.storage.index.catalog_format import Contents, Known, Synced
 from bookies.storage.index.index_files import IndexWrite, LoadedIndex
 from bookies.storage.index.index_format import STATE_FENCED, IndexHeader, is_whole, page_offset
+from bookies.storage.index.limbo import Limbo
 from bookies.storage.journal import LogMark
 
 REWRITE_FACTOR = 4  # growth since the last complete write that makes the next write a complete one
@@ -106,8 +109,18 @@ class CatalogFile:
             self._file = None
 
 
+class LogsFound(Struct, frozen=True):
+    """The entry logs that the start has found. A slot that names another one, up to `greatest_id`, names a lost log."""
+
+    ids: frozenset[int] = frozenset()
+    greatest_id: int = -1
+
+
 class Catalog:
-    """The expected content of all index files. `is_trusted`: a catalog was found, and all of it could be read."""
+    """The expected content of all index files. `is_trusted`: a catalog was found, and all of it could be read.
+
+    `limbo`: ledgers whose header, as it is in memory, says so.
+    """
 
     def __init__(self, page_size: int) -> None:
         self.is_trusted = False
@@ -118,6 +131,8 @@ class Catalog:
         self.torn: dict[int, int] = {}
         self.holes: list[str] = []
         self.ledgers: dict[int, Known] = {}
+        self.limbo = Limbo()
+        self.logs = LogsFound()
         self._page_size = page_size
         self._absent = layout.checksum_of(b"", page_size)
         self._pending: list[bytes] = []

@@ -97,9 +97,11 @@ class LedgerIndex:
         for ledger_id, known in list(self.catalog.ledgers.items()):
             if ledger_id not in paths and (known.is_fresh or is_deleted(ledger_id)):
                 del self.catalog.ledgers[ledger_id]  # The journal covers files not created yet.
-            elif ledger_id not in paths:
+                continue
+            self.catalog.limbo.follow(ledger_id, header := known.index_header())
+            if ledger_id not in paths:
                 self.file_missing(ledger_id)
-            elif (header := known.index_header()) is not None and header.is_rebuilding:
+            elif header is not None and header.is_rebuilding:
                 self.rebuilds.want(ledger_id)
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
@@ -191,6 +193,7 @@ class LedgerIndex:
         ledger.header = header
         ledger.is_header_dirty = True
         self._dirty[ledger.ledger_id] = ledger
+        self.catalog.limbo.follow(ledger.ledger_id, header)
 
     def set_explicit_lac(self, ledger: Ledger, body: bytes) -> None:
         """Set the explicit LAC. The latest one counts, even if it is smaller. A version-0 header becomes version 1."""
@@ -259,6 +262,7 @@ class LedgerIndex:
             is_lac_known=loaded.last_entry_id < 0,
             is_fence_durable=loaded.problem is None and loaded.header is not None and loaded.header.is_fenced,
         )
+        self.catalog.limbo.follow(ledger_id, header)
         if damage:
             ledger.last_entry_id = -1
             self._distrust_file(ledger, damage)
@@ -360,6 +364,7 @@ class LedgerIndex:
         self.places.forget(ledger_id)
         self.rebuilds.forget(ledger_id)
         self.catalog.delete(ledger_id)
+        self.catalog.limbo.follow(ledger_id, None)
         self._loading.pop(ledger_id, None)
         self._dirty.pop(ledger_id, None)
         ledger = self._ledgers.pop(ledger_id, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from bookies.storage.index import index_format as layout
 
@@ -20,6 +20,19 @@ def entry_runs(pages: Pages) -> list[range]:
     """Return the maximal runs of entries with a slot."""
     runs: list[range] = []
     for first_entry_id, data in pages:
+        extend_runs(runs, data, first_entry_id)
+    return runs
+
+
+def runs_in_logs(pages: Pages, log_ids: Collection[int], greatest_id: int) -> list[range]:
+    """Return the maximal runs of entries whose slot names one of these entry logs, or one above `greatest_id`."""
+    runs: list[range] = []
+    for first_entry_id, page in pages:
+        data = bytearray(page)
+        for log_id in logs_named(page):
+            if log_id <= greatest_id and log_id not in log_ids:
+                for index, _ in _offsets_in(page, log_id):
+                    data[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE] = bytes(layout.SLOT_SIZE)
         extend_runs(runs, data, first_entry_id)
     return runs
 
@@ -44,13 +57,18 @@ def size_and_logs(pages: Pages) -> tuple[int, list[int]]:
     size, log_ids = 0, dict[int, None]()
     for _, data in pages:
         size += len(data)
-        words = memoryview(data).cast("I")
-        for word in dict.fromkeys(words[::2]):
-            log_id = int.from_bytes(word.to_bytes(4, sys.byteorder), "big")
-            # The first four bytes of a slot in log 0 are zeros, as in a missing slot.
-            if log_id or any(low and not high for high, low in zip(words[::2], words[1::2], strict=True)):
-                log_ids[log_id] = None
+        log_ids |= dict.fromkeys(logs_named(data))
     return size, sorted(log_ids)
+
+
+def logs_named(data: bytes) -> Iterator[int]:
+    """Yield the entry logs that the slots of a page name."""
+    words = memoryview(data).cast("I")
+    for word in dict.fromkeys(words[::2]):
+        log_id = int.from_bytes(word.to_bytes(4, sys.byteorder), "big")
+        # The first four bytes of a slot in log 0 are zeros, as in a missing slot.
+        if log_id or any(low and not high for high, low in zip(words[::2], words[1::2], strict=True)):
+            yield log_id
 
 
 def slots_in(pages: Pages, log_id: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -86,7 +104,7 @@ def _offsets_in(data: bytes, log_id: int) -> Iterator[tuple[int, int]]:
         at = data.find(prefix, slot + layout.SLOT_SIZE)
 
 
-def extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
+def extend_runs(runs: list[range], data: bytes | bytearray, first_entry_id: int) -> None:
     """Append the entries whose slots are set, joining them to the last run where they continue it."""
     count = len(data) // layout.SLOT_SIZE
     slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # zero in any byte order

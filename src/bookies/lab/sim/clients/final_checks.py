@@ -158,12 +158,14 @@ def _check_length(history: History, story: Story, metadata: LedgerMetadata) -> N
 async def _check_replicas(
     client: SimClient, history: History, story: Story, metadata: LedgerMetadata, cluster: SimCluster
 ) -> None:
-    """Check I-2 and I-15 on every listed bookie that is not lost. Replicas on rotten bookies may be damaged."""
+    """Check I-2 and I-15 on every listed bookie that is not lost. Replicas on rotten bookies may be damaged, and a
+    bookie that has lost a disk lists entries there that no record places on it."""
     pool, rotten = BookiePool(client.runtime, client.client.config, resolve), cluster.rotten
+    lossy = {*rotten, *(cluster.witness.lost_disks if cluster.witness is not None else ())}
     held = {
         bookie: set[int]()
         if bookie not in cluster.bookies or cluster.bookies[bookie].is_gone
-        else await _held(pool, history, story, metadata, bookie, bookie in rotten)
+        else await _held(pool, history, story, metadata, bookie, bookie in lossy)
         for bookie in metadata.bookies
     }
     await pool.close()

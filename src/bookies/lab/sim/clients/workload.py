@@ -31,6 +31,8 @@ from bookies.model import BookieId
 
 PLACEMENT = ("placement", "placement_rule", "fault_domains")  # also of the last healer, which has other time-outs
 PLANTED_MAX = 3  # entries after an end
+OWED_SHARE = 1.05  # of the entries owed, that bookies may fetch
+OWED_S = 120.0  # virtual time until bookies must have fetched what they owe
 
 
 class Workload(Roles):
@@ -73,6 +75,8 @@ class Workload(Roles):
             await self._wait_healed()
         if self._plan.offloaders:
             await self._restore_all()
+        if self.cluster.fetches_owed:
+            await self._wait_fetched()
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
         if self._plan.healers:
@@ -95,6 +99,42 @@ class Workload(Roles):
         await judge.participant.create_task(watch(), name="judge")
         self._healers.is_over.set()
         await healing
+
+    async def _wait_fetched(self) -> None:
+        """Seal every ledger, and let the bookies fetch what they owe ("owed")."""
+        judge = self.cluster.new_client("judge", {})
+
+        async def watch() -> None:
+            await self.cluster.open_client(judge)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + OWED_S
+            is_over = False
+            while not is_over:
+                await recover_ledgers(self.cluster, judge, self.history, skips_sealed=True)
+                await asyncio.sleep(1.0)
+                is_over = not self._owe_sealed_ledgers() or loop.time() > deadline
+
+        await judge.participant.create_task(watch(), name="judge of owed entries")
+        if names := self._owe_sealed_ledgers():
+            text = f"{', '.join(names)} still owe entries {OWED_S:.0f} s after the healing"
+            self.history.violated("owed", text)
+        lives = [counts for bookie in self.cluster.bookies.values() for counts in bookie.owed]
+        owed, fetched = sum(life.found_entries for life in lives), sum(life.fetched_entries for life in lives)
+        self.history.count("entries owed", owed)
+        self.history.count("owed entries fetched", fetched)
+        if fetched > OWED_SHARE * owed:
+            self.history.violated("thrift", f"bookies have fetched {fetched} entries, and owed {owed}")
+
+    def _owe_sealed_ledgers(self) -> list[str]:
+        """Return the bookies that may owe entries of sealed ledgers. A ledger whose creator was killed stays open."""
+        record_of, names = self.cluster.store.record, list[str]()
+        for name in self.cluster.owing:
+            server = self.cluster.bookies[name].server
+            is_settled = server is not None and not server.store.has_unknown_ledgers
+            records = [record_of(number) for number in server.store.limbo] if server is not None else []
+            if not is_settled or any(record is not None and record.is_closed for record in records):
+                names.append(name)
+        return names
 
     async def _restore_all(self) -> None:
         """Restore what the bookies were allowed to delete, so that the final checks find it on them."""

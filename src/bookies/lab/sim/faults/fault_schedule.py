@@ -1,8 +1,9 @@
 """Fault schedules: a seeded sequence of faults for the cluster.
 
-All faults but rot leave durable replicas intact: a power failure loses only unsynced data. So the number of
-simultaneous faults needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of client-protocol
-8.1 is 0). Rot damages durable data, on only one bookie of a run: the checks excuse one replica of each entry there.
+All faults but rot and lost disks leave durable replicas intact: a power failure loses only unsynced data. So the
+number of simultaneous faults needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of
+client-protocol 8.1 is 0). Rot damages durable data, on only one bookie of a run: the checks excuse one replica of each
+entry there. Lost disks take durable replicas, of a single bookie until it has fetched them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ FAULTS = (
 crash bookie, crash bookie in a disk call, crash bookie at an await, crash all bookies, lose bookie, flap, kill auditor,
 kill busy worker, kill worker in a copy, pause worker in a copy, pause bookie, cut connection, partition, isolate,
 slow host, repeat messages, isolate from the store, fail disk calls, fill disk, rot, refuse adds, limbo, slow disk,
-metadata trouble, expire session, kill client, kill client at an await, pause client, turn a clock, turn a client clock
+metadata trouble, expire session, kill client, kill client at an await, pause client, turn a clock, turn a client clock,
+lose disk
 """.replace("\n", " ")
     .strip()
     .split(", ")
@@ -141,6 +143,23 @@ class Faults:
         """Lose a bookie for good, with all its data. Once per run: some entries have only one other replica."""
         if not any(bookie.is_gone for bookie in self._cluster.bookies.values()):
             self._cluster.lose_bookie(self._bookie(), self._loss())
+
+    def _lose_disk(self) -> None:
+        """Lose one directory of a bookie, or all, with all files. While a bookie owes entries only this one may lose
+        more: each loss takes one replica of an entry."""
+        owing = self._cluster.owing
+        name = owing[0] if owing else self._bookie()
+        server = self._cluster.bookies[name].server
+        if len(owing) > 1 or server is None:
+            return
+        config = server.config
+        paths: list[str] = [*config.journal_directories, *config.ledger_directories]
+        if self._random.random() < 0.85:
+            paths = [self._random.choice([*config.ledger_directories, *paths])]
+        is_needed = paths[0] in config.journal_directories or bool(server.store.left_out)
+        is_empty = self._random.random() < 0.5 or is_needed
+        restart_s = self._duration_s()
+        self._cluster.lose_directories(name, paths, self._loss(), is_empty=is_empty, restart_s=restart_s)
 
     def _flap(self) -> None:
         """Expire a bookie's registration several times, although it serves all the time."""

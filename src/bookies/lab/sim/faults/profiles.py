@@ -29,6 +29,7 @@ class Profile(Struct, frozen=True):
     """The parameters of a run. `duration_s`: virtual time with faults, unless the work is done earlier."""
 
     bookies: int = 5
+    disks: int = 1  # ledger directories of a bookie
     duration_s: float = 6.0
     plan: Plan = field(default_factory=lambda: Plan(deleters=1))
     log: LogPlan | None = None  # instead of the plan
@@ -38,6 +39,7 @@ class Profile(Struct, frozen=True):
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
     defers_syncs: bool = False
+    fetches_owed: bool = False  # bookies fetch the entries that they owe
     hostile: Settings | None = None  # behaviour of one more bookie, which is hostile
     collects: bool = False  # at the end bookies must release all the space that they can
     bookie_settings: dict[str, object] = field(default_factory=dict)
@@ -335,6 +337,16 @@ emptied-bookies: the same with writers that do not check records, like Apache's
     run      bookies 6, duration_s 8, lease_s 0.3
     plan     EMPTIED, trusting writer
     faults   gap_ms 400, EMPTYING
+    clients  HASTY
+
+lost-disks: bookies lose single disks, or all, and fetch what they owe
+    run      bookies 5, disks 3, duration_s 10, lease_s 0.3, fetches_owed True
+    plan     writers 2, recoverers 3, readers 1, deleters 1, quorums 3/3/2 3/2/2 4/3/2 2/2/2, entries_min 10,
+             entries_max 30, pause_ms 10, recovery_ms 150, recoveries_max 20, read_ms 200, ledgers_max 2,
+             deferred_probability 0
+    faults   gap_ms 150, durations_s 0.02 0.1 0.3, lose disk 8, crash bookie 1, crash bookie in a disk call 1,
+             cut connection 1, metadata trouble 0.5, isolate from the store 0.5, kill client at an await 1
+    bookies  checkpoint_interval_ms 100, entry_log_size_max 4096, COLLECTING
     clients  HASTY
 
 hostile: one more bookie garbles, invents, repeats and withholds its answers

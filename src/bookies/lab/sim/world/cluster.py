@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
 from bookies.client.client import Client
-from bookies.config import BookieConfig, ClientConfig
+from bookies.config import BookieConfig, ClientConfig, RecoveryConfig
 from bookies.errors import MetadataError
 from bookies.lab.sim.world.deferring import Deferring
 from bookies.lab.sim.world.disk import PROCESS_DIES, Loss, SimDisk
@@ -33,6 +33,8 @@ from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId
+from bookies.protocol.repair.owed import OwedCounts
+from bookies.replication.daemon.process import BesideBookie
 from bookies.runtime.ports import Runtime
 from bookies.storage.checkpoint.index_writes import StorageObserver
 from bookies.storage.store import LedgerStore
@@ -80,6 +82,9 @@ class SimBookie(Struct):
     is_lost: bool = False  # it refused to start, which is reported as a problem
     gone_s: float | None = None  # virtual time at which it was lost for good; it is never restarted
     restart: asyncio.Task[None] | None = None
+    beside: asyncio.Task[None] | None = None  # fetches owed entries
+    beside_driver: SimDriver | None = None  # its session
+    owed: list[OwedCounts] = field(default_factory=list)  # of each life
 
     @property
     def is_gone(self) -> bool:
@@ -114,6 +119,8 @@ class SimCluster:
     client_settings: dict[str, object] = dataclasses.field(default_factory=dict)
     lease_s: float = 2.0
     defers_syncs: bool = False  # bookies answer adds with deferred sync before these are durable
+    fetches_owed: bool = False  # bookies fetch the entries that they owe
+    disks: int = 1  # ledger directories of a bookie
 
     def __post_init__(self) -> None:
         self.network = SimNetwork(self.loop, self.trace, Random(f"{self.seed}/network"))
@@ -139,7 +146,7 @@ class SimCluster:
             "host": name,
             "port": BOOKIE_PORT,
             "journal_directories": (f"/{name}/journal",),
-            "ledger_directories": (f"/{name}/ledgers",),
+            "ledger_directories": tuple(f"/{name}/ledgers{number or ''}" for number in range(self.disks)),
             "journal_size_max": 1 << 20,
             "journal_preallocate_size": 16 << 10,
             "write_cache_size": 1 << 20,
@@ -215,6 +222,8 @@ class SimCluster:
                 started.set_result(False)
                 return
             self.trace.note(name, "serves")
+            if self.fetches_owed:
+                self._fetch_owed(bookie, participant, runtime, server)
             started.set_result(True)
             await server.wait_failed()
 
@@ -222,6 +231,19 @@ class SimCluster:
         task.add_done_callback(lambda _: self._life_ended(bookie, participant), context=self.loop.world.copy())
         participant.on_kill(lambda: None if started.done() else started.set_result(False))
         await started
+
+    def _fetch_owed(self, bookie: SimBookie, participant: Participant, runtime: Runtime, server: BookieServer) -> None:
+        """Run the part of auto-recovery that every bookie has."""
+        config = RecoveryConfig(log_retention_interval_s=0)
+        client_config = ClientConfig(**self.client_settings)  # type: ignore[arg-type]
+
+        def open_driver() -> SimDriver:
+            bookie.beside_driver = SimDriver(self.store, self.memory, bookie.name)
+            return bookie.beside_driver
+
+        part = BesideBookie(config, client_config, open_driver, repairs=False)
+        bookie.owed.append(server.owed)
+        bookie.beside = participant.create_task(part.run(server, runtime), name=f"owed entries of {bookie.name}")
 
     def _wrap(self, bookie: SimBookie, store: LedgerStore) -> Storage:
         """Return the storage that serves a bookie's requests: faults first, then the witness, then deferred syncs."""
@@ -253,6 +275,9 @@ class SimCluster:
         self.loop.call_soon(bookie.disk.crash, loss, context=self.loop.world.copy())
         bookie.server = None
         self._expire_later(bookie.driver)
+        if bookie.beside_driver is not None:
+            self._expire_later(bookie.beside_driver)
+            bookie.beside_driver = None
         if restart_after_s is not None:
             self.restart_later(name, restart_after_s)
 
@@ -278,6 +303,29 @@ class SimCluster:
         _, version = await driver.read_cookie(BookieId(name))
         await driver.delete_cookie(BookieId(name), version)
         await driver.close()
+
+    @property
+    def owing(self) -> list[str]:
+        """Return the bookies that may owe entries: those that are down, do not know yet which ledgers they had, or have
+        ledgers in limbo."""
+        stores = {name: bookie.server.store if bookie.server else None for name, bookie in self.bookies.items()}
+        return [name for name, store in stores.items() if store is None or store.has_unknown_ledgers or store.limbo]
+
+    def lose_directories(
+        self, name: str, paths: Sequence[str], loss: Loss, *, is_empty: bool, restart_s: float
+    ) -> None:
+        """Kill a bookie, lose these directories of it, and start it again with the operator's consent.
+
+        `is_empty`: there are empty disks in their place.
+        """
+        bookie = self.bookies[name]
+        self.trace.note(name, f"loses {', '.join(paths)}")
+        bookie.config = dataclasses.replace(bookie.config, lost_directories=tuple(paths))
+        if self.witness is not None:
+            self.witness.lost_disk(name)
+        self.crash_bookie(name, loss, restart_after_s=restart_s)
+        for path in paths:
+            self.loop.call_soon(partial(bookie.disk.lose_directory, path, is_empty=is_empty))
 
     def lose_bookie(self, name: str, loss: Loss) -> None:
         """Kill a bookie now, for good."""
@@ -392,6 +440,9 @@ class SimCluster:
             self._note_leftovers(client.participant)
         for bookie in self.bookies.values():
             if bookie.server is not None and bookie.participant is not None:
+                if bookie.beside is not None:
+                    bookie.beside.cancel()
+                    await asyncio.wait((bookie.beside,))
                 await bookie.participant.create_task(bookie.server.stop(), name="stop bookie")
                 await asyncio.sleep(0)
                 self._note_leftovers(bookie.participant)

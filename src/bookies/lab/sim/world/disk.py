@@ -367,6 +367,16 @@ class SimDisk:
         inode.dirty[offset // SECTOR] = None
         inode.sync()
 
+    def lose_directory(self, path: str, *, is_empty: bool) -> None:
+        """Remove a directory with all files durably. `is_empty`: an empty one takes its place."""
+        for name in [name for name in self._directories if name == path or name.startswith(f"{path}/")]:
+            del self._directories[name]
+        parent, name = posixpath.split(path)
+        for names in (self._directories[parent].names, self._directories[parent].durable):
+            names.pop(name, None)
+        if is_empty:
+            self._make(path)
+
     def enter(
         self,
         operation: str,

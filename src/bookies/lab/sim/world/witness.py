@@ -3,7 +3,8 @@
 The witness stands between a bookie's request handlers and its storage and does not change any call. Together with the
 committed records it checks promises at the moment they are made, not only when data is lost later:
 
-    B-1    a restarted bookie has every entry that it acknowledged, every fence, and every explicit LAC
+    B-1    a restarted bookie has every entry that it acknowledged, every fence, and every explicit LAC; if it has lost
+           a disk, it denies none of them
     I-5    when a recovery commits the end, no write set can still confirm the entry after it
     I-8    a fragment that the writer commits starts after every acknowledged entry
     I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
@@ -19,16 +20,16 @@ Source: client-protocol 8.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
-from bookies.errors import LedgerUnknownToBookie
+from bookies.errors import DataUnknown, EntryNotFound, LedgerUnknownToBookie
 from bookies.kernels import Adds
 from bookies.lab.sim.world.sim_metadata import Commit, SimStore, write_set_of
 from bookies.lab.sim.world.storage_wrapper import StorageWrapper
-from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.model import LAST_ENTRY, BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.offload import may_be_forgotten
 from bookies.protocol.quorums.quorum import stored_ids
 from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
@@ -51,6 +52,7 @@ class Witness:
         # Explicit LACs that were sent to a bookie, from the last acknowledged one on; the latest counts.
         self._explicit_lacs: dict[tuple[str, int], list[bytes]] = {}
         self._acknowledged_lacs: dict[tuple[str, int], None] = {}  # ledgers with an acknowledged explicit LAC
+        self.lost_disks: dict[str, None] = {}  # bookies that may not know what they hold
 
     def watch(self, bookie: str, storage: Storage) -> Storage:
         """Return the storage of this life of a bookie, whose requests and responses are recorded from now on.
@@ -112,11 +114,17 @@ class Witness:
         for (name, ledger_id), entry_ids in list(self._held.items()):
             if name != bookie:
                 continue
-            promised = sorted(entry_ids)  # the listing may lack entries that this life acknowledges meanwhile
+            promised = self._kept(
+                bookie, ledger_id, entry_ids
+            )  # the listing may lack entries that this life acknowledges meanwhile
             try:
                 runs = await server.storage.list_entries(ledger_id)
             except LedgerUnknownToBookie:
                 runs = []
+            except DataUnknown:
+                if bookie not in self.lost_disks:
+                    raise
+                continue  # It denies nothing.
             lost = [entry_id for entry_id in promised if not any(entry_id in run for run in runs)]
             if lost and not self._must_keep(bookie, ledger_id):
                 self._forget(bookie, ledger_id)  # This start finished a deletion that a crash had interrupted.
@@ -132,7 +140,7 @@ class Witness:
     def _check_explicit_lac(self, bookie: str, store: LedgerStore, ledger_id: int) -> None:
         """Check B-1 for the explicit LAC of a ledger. The ledger is in memory: it has just been listed."""
         header = store.resident_header(ledger_id)
-        if header is None or (bookie, ledger_id) not in self._acknowledged_lacs:
+        if header is None or (bookie, ledger_id) not in self._acknowledged_lacs or bookie in self.lost_disks:
             return
         if header.explicit_lac not in self._explicit_lacs[bookie, ledger_id]:
             self.report("B-1", f"{bookie} was told what is confirmed of ledger {ledger_id} and has forgotten it")
@@ -154,6 +162,30 @@ class Witness:
         if record is None or may_be_forgotten(record):
             return False
         return not (record.is_closed and all(bookie not in ensemble for _, ensemble in record.ensembles))
+
+    def lost_disk(self, bookie: str) -> None:
+        """Note that a bookie loses a disk: it may report what it held as unknown, and must not deny it."""
+        self.lost_disks[bookie] = None
+
+    def must_have(self, bookie: str, ledger_id: int) -> list[int]:
+        """Return the entries of a ledger that the bookie must not deny."""
+        held = self._held.get((bookie, ledger_id))
+        return self._kept(bookie, ledger_id, held) if held and self._must_keep(bookie, ledger_id) else []
+
+    def _kept(self, bookie: str, ledger_id: int, entry_ids: Collection[int]) -> list[int]:
+        """Return the entries that the bookie must still have. One that has lost a disk fetches only those that the
+        record of the closed ledger places on it."""
+        record = self._store.record(ledger_id)
+        if bookie in self.lost_disks and record is not None and record.is_closed:
+            last = record.last_entry_id
+            return sorted(entry for entry in entry_ids if entry <= last and bookie in write_set_of(record, entry))
+        return sorted(entry_ids)
+
+    def check_denial(self, bookie: str, ledger_id: int, denied: Sequence[int]) -> None:
+        """Check B-1 for entries that a read did not find, of those that the bookie must have had before it."""
+        kept = self.must_have(bookie, ledger_id)
+        if lost := [entry_id for entry_id in denied if entry_id in kept]:
+            self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id}, and denies them")
 
     def emptied(self, bookie: str) -> None:
         """Forget what a bookie held that was emptied: no record names it."""
@@ -269,10 +301,13 @@ class Witness:
 
 
 async def _is_fenced(store: LedgerStore, ledger_id: int) -> bool:
+    """Report whether the ledger is fenced, or may be: then ordinary adds are refused, too."""
     try:
         return (await store.header(ledger_id)).is_fenced
     except LedgerUnknownToBookie:
-        return False
+        return ledger_id in store.former_ledgers  # Its record is checked before an add.
+    except DataUnknown:
+        return True
 
 
 class _WitnessedStorage(StorageWrapper):
@@ -315,6 +350,30 @@ class _WitnessedStorage(StorageWrapper):
             accepted=accepted,
             done=watched_done,
         )
+
+    async def read(self, ledger_id: int, entry_id: int) -> bytes:
+        had = self._witness.must_have(self._bookie, ledger_id)
+        try:
+            return await self.inner.read(ledger_id, entry_id)
+        except (EntryNotFound, LedgerUnknownToBookie):
+            denied = had[-1:] if entry_id == LAST_ENTRY else [entry_id]
+            self._witness.check_denial(self._bookie, ledger_id, [number for number in denied if number in had])
+            raise
+
+    async def read_batch(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes:
+        had = self._witness.must_have(self._bookie, ledger_id)
+        try:
+            return await self.inner.read_batch(ledger_id, first_entry_id, count_max, size_max)
+        except (EntryNotFound, LedgerUnknownToBookie):
+            self._witness.check_denial(self._bookie, ledger_id, [first_entry_id] if first_entry_id in had else [])
+            raise
+
+    async def list_entries(self, ledger_id: int) -> list[range]:
+        had = self._witness.must_have(self._bookie, ledger_id)
+        runs = await self.inner.list_entries(ledger_id)
+        denied = [entry_id for entry_id in had if not any(entry_id in run for run in runs)]
+        self._witness.check_denial(self._bookie, ledger_id, denied)
+        return runs
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
         self.inner.fence(ledger_id, master_key, _after(lambda: self._witness.fenced(self._bookie, ledger_id), done))

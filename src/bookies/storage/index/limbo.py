@@ -1,0 +1,36 @@
+"""Ledgers in limbo: entries or promises of them may be lost here, so none of their entries is reported as missing.
+
+The state is a bit of each index header, so it outlasts restarts. Owned by the loop's thread. Source: storage 10.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from bookies.storage.index.index_format import IndexHeader
+
+
+class Limbo:
+    """The ids of ledgers in limbo. `has_any`: set while there are any."""
+
+    def __init__(self) -> None:
+        self.has_any = asyncio.Event()
+        self._ledger_ids: dict[int, None] = {}
+
+    def follow(self, ledger_id: int, header: IndexHeader | None) -> None:
+        """Note a ledger's present header; None: the ledger was deleted."""
+        if header is not None and header.is_in_limbo:
+            self._ledger_ids[ledger_id] = None
+            self.has_any.set()
+        elif self._ledger_ids.pop(ledger_id, ledger_id) is None and not self._ledger_ids:
+            self.has_any.clear()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._ledger_ids))
+
+    def __len__(self) -> int:
+        return len(self._ledger_ids)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self._ledger_ids
