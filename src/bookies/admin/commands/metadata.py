@@ -99,7 +99,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 
 
 async def _check(arguments: argparse.Namespace) -> Report:
-    from bookies.admin.verbs.metadata_check import check
+    from bookies.admin.metadata.metadata_check import check
 
     async def body(driver: MetadataDriver) -> Report:
         progress = Progress("ledgers", None, quiet=arguments.json)
@@ -219,13 +219,13 @@ def _not_moved(left: list[Difference], was_there: bool) -> Report:
 
 
 async def _dump(arguments: argparse.Namespace) -> int:
-    from bookies.admin.verbs.metadata_dump import dump
+    from bookies.admin.metadata.metadata_dump import dump
 
     return await dump(arguments)
 
 
 async def _load(arguments: argparse.Namespace) -> Report:
-    from bookies.admin.verbs.metadata_dump import load
+    from bookies.admin.metadata.metadata_dump import load
 
     return await load(arguments)
 
