@@ -1,4 +1,4 @@
-"""`bk metadata`: create a cluster, show, dump, load and check its metadata, move it to another store."""
+"""`bk metadata`: create a cluster, show, dump, change, load and check its metadata, move or remove it."""
 
 from __future__ import annotations
 
@@ -230,10 +230,38 @@ async def _load(arguments: argparse.Namespace) -> Report:
     return await load(arguments)
 
 
+async def _compare(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata import metadata_apply
+
+    return await metadata_apply.compare(arguments)
+
+
+async def _apply(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata import metadata_apply
+
+    return await metadata_apply.apply(arguments)
+
+
+async def _changes(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata import metadata_apply
+
+    return await metadata_apply.changes(driver, arguments)
+
+
+async def _nuke(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata.metadata_nuke import nuke
+
+    return await nuke(arguments)
+
+
 def _awaited(body: Callable[[argparse.Namespace], Awaitable[T]]) -> Callable[[argparse.Namespace], T]:
     return lambda arguments: run_async(lambda: body(arguments))
 
 
+_RECORDS = (
+    Option("file FILE", "a dump with lines of ledgers, perhaps edited; - for standard input"),
+    Option("ledgers LEDGER", "ledger ids (default: all ledgers of the file)", int, values="*"),
+)
 VERBS = (
     verb(
         "metadata init",
@@ -255,9 +283,43 @@ VERBS = (
         "print all metadata as lines of JSON",
         "bk metadata dump --passwords > cluster.jsonl",
         _awaited(_dump),
+        Option(
+            "ledgers LEDGER",
+            "ledger ids: print only their records, with versions (default: all metadata)",
+            int,
+            values="*",
+        ),
         Option("--passwords", "include the ledgers' passwords, which `bk metadata load` needs", bool),
         description="Prints one line per ledger, cookie and record, and one for the ledger ids already used. Omits "
         "registrations. An unreadable ledger has a line of its own, and the exit status is 1.",
+    ),
+    verb(
+        "metadata diff",
+        "compare ledgers' records with a dump; the exit status is 1 if they differ",
+        "bk metadata diff cluster.jsonl 17",
+        _awaited(_compare),
+        *_RECORDS,
+    ),
+    verb(
+        "metadata apply",
+        "write ledgers' records from a dump, with a reason: restore them, or change them",
+        "bk metadata apply 17.jsonl --reason 'wrong end after the crash' --dry-run",
+        _awaited(_apply),
+        *_RECORDS,
+        Option("--reason TEXT", "reason, which `bk metadata changes` shows", is_required=True),
+        Option(
+            "--accept WORDS", "words that the command asks for if entries may be lost; may be repeated", may_repeat=True
+        ),
+        Option("--dry-run", "report the differences and dangers, write nothing", bool),
+        description="Writes each record only over the version that was compared, under the ledger's lock. A line of "
+        "`bk metadata dump LEDGER` applies only to the version that it shows. Also creates the record of a deleted "
+        "ledger again. Refuses a record that no client can use.",
+    ),
+    verb(
+        "metadata changes",
+        "show the last changes of records by operators: who, when, why, and the differences",
+        "bk metadata changes --json",
+        on_driver(_changes),
     ),
     verb(
         "metadata load",
@@ -276,6 +338,18 @@ VERBS = (
         _awaited(_check),
         description="Checks record formats, ensembles, cookies, ledger ids and the ledgers of logs. Reads only; can "
         "run at any time.",
+    ),
+    verb(
+        "metadata nuke",
+        "remove the cluster from its metadata store, after a dump",
+        "bk metadata nuke --instance-id 2f0c... --dump /safe/cluster.jsonl --dry-run",
+        _awaited(_nuke),
+        Option("--instance-id ID", "instance id of the cluster, as `bk metadata show` prints it", is_required=True),
+        Option("--dump FILE", "new file for the dump, with passwords, that is written first", is_required=True),
+        Option("--dry-run", "check, and report what would be removed", bool),
+        description="Refuses while a bookie is registered, or auto-recovery runs. Deletes the instance id first, so no "
+        "bookie starts on a cluster that is half removed. Repeat the command after an interruption. Files of bookies "
+        "are not changed.",
     ),
     verb(
         "metadata migrate",

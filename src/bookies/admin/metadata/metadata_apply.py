@@ -211,6 +211,7 @@ async def _write(driver: MetadataDriver, plan: Plan, reason: str) -> None:
     """Note the change, then make it. Raises `LedgerLocked`, `VersionConflict`, `LedgerExists`, `MetadataError`."""
     from bookies.client.base.ledger_lock import ledger_locked
     from bookies.metadata.shared.change_log import note_change
+    from bookies.metadata.transfer import carried
     from bookies.runtime import aio
 
     assert plan.after is not None
@@ -224,7 +225,7 @@ async def _write(driver: MetadataDriver, plan: Plan, reason: str) -> None:
         if plan.state == "unreadable":  # It has no version that could be compared.
             await driver.delete_ledger(plan.ledger_id)
         await driver.unspend_id(plan.ledger_id)
-        await driver.create_ledger(plan.after)
+        await driver.create_ledger(carried(plan.after))
 
 
 async def changes(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:

@@ -50,7 +50,7 @@ COMMANDS = {
     "gateway": ("bookies.admin.commands.gateway", "data over HTTP: run"),
     "metadata": (
         "bookies.admin.commands.metadata",
-        "the cluster's metadata: init, show, dump, load, check, migrate",
+        "the cluster's metadata: init, show, dump, diff, apply, changes, load, check, nuke, migrate",
     ),
     "token": (
         "bookies.admin.commands.token",

@@ -27,7 +27,15 @@ from bookies.metadata.etcd.etcd_values import ATTEMPTS_MAX, Values, there_at
 from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
-from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent, without
+from bookies.metadata.interface.spent_ids import (
+    SPENT_SIZE,
+    divided,
+    is_spent_list,
+    joined,
+    pack_spent,
+    parse_spent,
+    without,
+)
 from bookies.metadata.shared.refusals import check_version, deleted_before, not_found, taken
 from bookies.model import LedgerMetadata
 from bookies.protocol.quorums import IdSet

@@ -15,7 +15,15 @@ from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt, Met
 from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
-from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent, without
+from bookies.metadata.interface.spent_ids import (
+    SPENT_SIZE,
+    divided,
+    is_spent_list,
+    joined,
+    pack_spent,
+    parse_spent,
+    without,
+)
 from bookies.metadata.shared.refusals import check_version, deleted_before, taken
 from bookies.metadata.zookeeper.zk_groups import Groups
 from bookies.metadata.zookeeper.zk_layout import (
