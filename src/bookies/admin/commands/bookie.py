@@ -13,7 +13,7 @@ from bookies.admin.shared.command_line import BOOKIE, JOURNAL_DIR, LEDGER_DIR, M
 from bookies.admin.shared.common import metadata_uri, on_client, on_session, size_text, web_site
 from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
 from bookies.admin.shared.report import Report, Table, print_text
-from bookies.admin.verbs import balance, control, drain, format_command, scrub
+from bookies.admin.verbs import balance, control, drain, format_command, rename, scrub
 
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
@@ -361,6 +361,7 @@ VERBS = (
     ),
     *drain.VERBS,
     *balance.VERBS,
+    *rename.VERBS,
     *control.VERBS,
     *scrub.VERBS,
     *format_command.VERBS,

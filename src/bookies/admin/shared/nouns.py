@@ -41,7 +41,7 @@ COMMANDS = {
     "bookie": (
         "bookies.admin.commands.bookie",
         "run, list, show, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "
-        "compact, undelete, why-not-deleted, scrub, recover, repair, convert, format",
+        "compact, undelete, why-not-deleted, scrub, recover, rename, repair, convert, format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",
