@@ -140,18 +140,49 @@ def _left_open(ledger: LedgerWriter) -> str:
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
-    out = sys.stdout.buffer
-    end = b"" if arguments.raw else b"\n"
+    if arguments.bookie is not None:
+        return await _read_from(client, arguments)
     async with client.open(arguments.ledger, password=arguments.password.encode()) as ledger:
         async for batch in ledger.read_batches(arguments.first, arguments.last):
-            payloads = batch.payloads()
-            if arguments.json:
-                for entry_id, payload in enumerate(payloads, batch.first_entry_id):
-                    print_json({"entry": entry_id, "payload": payload})
-            else:
-                out.write(end.join(payloads) + end)
-        out.flush()
+            _print_payloads(batch.payloads(), batch.first_entry_id, arguments)
+        sys.stdout.buffer.flush()
     return 0
+
+
+async def _read_from(client: Client, arguments: argparse.Namespace) -> int:
+    """Print the entries that one bookie lists, each verified. Return 1 if one of them cannot be read."""
+    from bookies.client.base.arguments import bookie_id
+    from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed
+
+    administration, bookie = client.administration(), bookie_id(arguments.bookie)
+    replicas = administration.access.replicas((await administration.record(arguments.ledger)).metadata)
+    held = await administration.list_entries(bookie, arguments.ledger)
+    stop = held[-1].stop if arguments.last is None and held else (arguments.last or 0) + 1
+    status = 0
+    for run in held:
+        at, end = max(run.start, arguments.first), min(run.stop, stop)
+        while at < end:
+            try:
+                batch = await replicas.read_batch(bookie, range(at, end))
+            except (BookieUnreachable, ClientClosed):
+                raise
+            except BookKeeperError as error:
+                print(f"bk ledger: entry {at}: {error}", file=sys.stderr)
+                at, status = at + 1, 1
+                continue
+            _print_payloads(batch.payloads(), batch.first_entry_id, arguments)
+            at = batch.last_entry_id + 1
+    sys.stdout.buffer.flush()
+    return status
+
+
+def _print_payloads(payloads: Sequence[bytes], first: int, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        for entry_id, payload in enumerate(payloads, first):
+            print_json({"entry": entry_id, "payload": payload})
+    else:
+        end = b"" if arguments.raw else b"\n"
+        sys.stdout.buffer.write(end.join(payloads) + end)
 
 
 async def _tail(client: Client, arguments: argparse.Namespace) -> int:
@@ -391,6 +422,7 @@ VERBS = (
         _LEDGER,
         Option("--first", "id of the first entry to print (default 0)", int, default=0),
         Option("--last", "id of the last entry to print (default: the last confirmed entry)", int),
+        Option("--bookie ID", "read only from this bookie, the entries that it lists, confirmed or not"),
         Option("--raw", "print no line end after each entry", bool),
         _PASSWORD,
     ),

@@ -92,7 +92,7 @@ EXPOSED = (
     Exposed("GET", "/logs/{log}", "log show"),
     Exposed("GET", "/logs/{log}/cursors", "log cursors"),
     Exposed("GET", "/recovery", "recovery status"),
-    Exposed("GET", "/recovery/ledgers", "recovery list", ("limit",), is_list=True),
+    Exposed("GET", "/recovery/ledgers", "recovery list", ("missing", "not_missing", "limit"), is_list=True),
     Exposed("GET", "/recovery/ledgers/{ledger}", "recovery why"),
     _change("/recovery/enable", "recovery enable"),
     _change("/recovery/disable", "recovery disable"),

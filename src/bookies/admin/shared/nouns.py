@@ -40,7 +40,7 @@ COMMANDS = {
     "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (
         "bookies.admin.commands.bookie",
-        "run, list, show, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "
+        "run, list, show, test, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "
         "compact, undelete, why-not-deleted, scrub, recover, rename, repair, convert, format",
     ),
     "recovery": (
