@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import asdict
 
-from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.command_line import MACHINE, Option, verb
-from bookies.admin.shared.common import metadata_uri, on_driver, refuse_memory, run_async, with_driver
+from bookies.admin.shared import Progress, Session, UsageError
+from bookies.admin.shared.command_line import MACHINE, OneOf, Option, verb
+from bookies.admin.shared.common import metadata_uri, on_driver, on_session, refuse_memory, run_async, with_driver
 from bookies.admin.shared.operators import object_to
 from bookies.admin.shared.report import Report, Table
 
@@ -248,6 +248,12 @@ async def _changes(driver: MetadataDriver, arguments: argparse.Namespace) -> Rep
     return await metadata_apply.changes(driver, arguments)
 
 
+async def _orphans(session: Session, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata.metadata_orphans import orphans
+
+    return await orphans(session, arguments)
+
+
 async def _nuke(arguments: argparse.Namespace) -> Report:
     from bookies.admin.metadata.metadata_nuke import nuke
 
@@ -338,6 +344,23 @@ VERBS = (
         _awaited(_check),
         description="Checks record formats, ensembles, cookies, ledger ids and the ledgers of logs. Reads only; can "
         "run at any time.",
+    ),
+    verb(
+        "metadata orphans",
+        "list records of ledgers of which no bookie has any entry; mark them, delete them after a wait",
+        "bk metadata orphans --mark",
+        on_session(_orphans),
+        OneOf(
+            Option("--mark", "mark what was found; a later --delete needs the mark", bool),
+            Option("--delete", "delete records that were marked long enough ago, and are orphaned still", bool),
+        ),
+        Option("--wait DURATION", "time between mark and deletion (default 24h)", default="24h"),
+        Option("--reason TEXT", "reason of --delete, which `bk metadata changes` shows", default=""),
+        Option("--rate RECORDS", "records to read per second, at most (default: no limit)", float),
+        Option("--dry-run", "report what would be marked or deleted", bool),
+        description="Asks every bookie for the entries of closed ledgers. A bookie that does not answer, or has a "
+        "cookie and is not registered, keeps its ledgers. Keeps ledgers that a log lists. The exit status is 1 while "
+        "there are orphans, or unknown ledgers. Entries without a record: bk bookie orphans.",
     ),
     verb(
         "metadata nuke",

@@ -78,7 +78,7 @@ async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda
         result.add("no-cluster", "", "there is no instance id, so no bookie starts and no client connects")
     if MARK in await driver.record_names(MARK):
         result.add("half-migrated", "", "`bk metadata migrate` or `load` was interrupted: repeat the command")
-    lists = await _lists(driver, result)  # before the ledgers: a ledger is created before a list names it
+    lists = await lists_of_logs(driver, result)  # before the ledgers: a ledger is created before a list names it
     await _check_cookies(driver, instance_id, result)
     ledgers = await _check_ledgers(driver, result, progress)
     for log, ledger_ids in lists.items():
@@ -199,7 +199,7 @@ def _check_record(record: LedgerMetadata, result: CheckResult) -> None:
         result.add("ledger-end", record.ledger_id, detail)
 
 
-async def _lists(driver: MetadataDriver, result: CheckResult) -> dict[str, list[int]]:
+async def lists_of_logs(driver: MetadataDriver, result: CheckResult) -> dict[str, list[int]]:
     """Return the ledgers of every log. Report logs that cannot be read."""
     lists: dict[str, list[int]] = {}
     for name in await driver.record_names(LOGS):

@@ -63,6 +63,7 @@ EXPOSED = (
     Exposed("GET", f"{_BOOKIE}/state", "bookie state"),
     Exposed("GET", f"{_BOOKIE}/disks", "bookie disks"),
     Exposed("GET", f"{_BOOKIE}/space", "bookie space"),
+    Exposed("GET", f"{_BOOKIE}/orphans", "bookie orphans"),
     Exposed("GET", f"{_BOOKIE}/settings", "bookie settings"),
     _change(f"{_BOOKIE}/settings", "bookie settings", "set dry_run", method="PATCH"),
     Exposed("GET", f"{_BOOKIE}/scrub", "bookie scrub"),

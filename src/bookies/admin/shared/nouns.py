@@ -41,7 +41,7 @@ COMMANDS = {
     "bookie": (
         "bookies.admin.commands.bookie",
         "run, list, show, test, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "
-        "compact, undelete, why-not-deleted, scrub, recover, rename, repair, convert, format",
+        "compact, orphans, undelete, why-not-deleted, scrub, recover, rename, repair, convert, format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",
@@ -50,7 +50,7 @@ COMMANDS = {
     "gateway": ("bookies.admin.commands.gateway", "data over HTTP: run"),
     "metadata": (
         "bookies.admin.commands.metadata",
-        "the cluster's metadata: init, show, dump, diff, apply, changes, load, check, nuke, migrate",
+        "the cluster's metadata: init, show, dump, diff, apply, changes, load, check, orphans, nuke, migrate",
     ),
     "token": (
         "bookies.admin.commands.token",
