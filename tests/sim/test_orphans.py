@@ -34,7 +34,7 @@ def test_a_record_without_entries_is_deleted_after_mark_and_wait() -> None:
         kept, orphan, empty = [await world.write(count=count) for count in (10, 10, 0)]
         await lose(world, orphan)
         found = await found_by(world)
-        assert (list(found.found), found.unknown, found.coverage.ledgers) == ([orphan], {}, 3)
+        assert (list(found.records), found.unknown, found.coverage.ledgers) == ([orphan], {}, 3)
         assert search.due(found, await world.act(search.marks()), 0) == []  # never without a mark
         marks = await world.act(search.mark(found))
         assert search.due(found, marks, WAIT_MS) == []
@@ -66,7 +66,7 @@ def test_a_record_that_changed_since_the_mark_waits_again() -> None:
         later = await found_by(world)
         assert search.due(later, marks, 0) == []
         again = await world.act(search.mark(later))
-        assert again[orphan].version == later.found[orphan].version
+        assert again[orphan].version == later.records[orphan].version
         # A ledger whose bookies do not answer keeps its mark, one that is found again loses it.
         unknown = Orphans(unknown={orphan: "no answer"})
         assert await world.act(search.mark(unknown)) == again
@@ -82,11 +82,11 @@ def test_a_bookie_that_may_hold_the_entries_keeps_the_record() -> None:
         last, others = named[-1], named[:-1]
         for bookie in others:
             await world.forget(bookie, orphan)
-        assert (await found_by(world)).found == {}  # one has them
+        assert (await found_by(world)).records == {}  # one has them
         world.kill(last)
         await asyncio.sleep(15)
         found = await found_by(world)
-        assert (found.found, list(found.unknown)) == ({}, [orphan])
+        assert (found.records, list(found.unknown)) == ({}, [orphan])
 
     run(scenario)
 

@@ -308,7 +308,7 @@ VERBS = (
     ),
     verb(
         "metadata apply",
-        "write ledgers' records from a dump, with a reason: restore them, or change them",
+        "write ledgers' records from a dump, with a reason",
         "bk metadata apply 17.jsonl --reason 'wrong end after the crash' --dry-run",
         _awaited(_apply),
         *_RECORDS,

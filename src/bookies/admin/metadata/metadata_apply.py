@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Plan(Struct):
-    """What a line of the file means for one ledger. `state`: same, changed, deleted (there is no record), unreadable
+    """The meaning of a line of the file for one ledger. `state`: same, changed, deleted (there is no record), unreadable
     or refused. `version`: of the stored record; 0: none that can be parsed.
     """
 

@@ -36,57 +36,57 @@ async def orphans(session: Session, arguments: argparse.Namespace) -> Report:
         OrphanSearch(operator, RateLimit(arguments.rate)),
         Progress("records", None, quiet=arguments.json),
     )
-    found = await search.find(lambda result: progress.update(result.coverage.ledgers, f"{len(result.found):,} orphans"))
+    result = await search.find(lambda news: progress.update(news.coverage.ledgers, f"{len(news.records):,} orphans"))
     progress.clear()
     lists = await lists_of_logs(session.driver, CheckResult())
     logs = {ledger_id: log for log, ledger_ids in lists.items() for ledger_id in ledger_ids}
     if arguments.mark and not arguments.dry_run:
-        marks = await search.mark(found)
+        marks = await search.mark(result)
     else:
         marks = await search.marks()
-    due = [ledger_id for ledger_id in search.due(found, marks, wait_ms) if ledger_id not in logs]
+    due = [ledger_id for ledger_id in search.due(result, marks, wait_ms) if ledger_id not in logs]
     deleted = []
     if arguments.delete and not arguments.dry_run:
-        deleted = await _delete(session, search, found, due, arguments.reason)
-    rows = [_row(ledger_id, found, marks, logs, due, deleted) for ledger_id in sorted(found.found)]
+        deleted = await _delete(session, search, result, due, arguments.reason)
+    rows = [_row(ledger_id, result, marks, logs, due, deleted) for ledger_id in sorted(result.records)]
     facts = {
-        "records": found.coverage.ledgers,
+        "records": result.coverage.ledgers,
         "orphans": rows,
-        "unknown": [{"ledger": ledger_id, "why": why} for ledger_id, why in sorted(found.unknown.items())],
+        "unknown": [{"ledger": ledger_id, "why": why} for ledger_id, why in sorted(result.unknown.items())],
         "deleted": deleted,
     }
-    status = int(bool(found.unknown) or len(deleted) < len(found.found))
-    return Report(facts, _lines(found, rows, arguments), status)
+    status = int(bool(result.unknown) or len(deleted) < len(result.records))
+    return Report(facts, _lines(result, rows, arguments), status)
 
 
-async def _delete(session: Session, search: OrphanSearch, found: Orphans, due: list[int], reason: str) -> list[int]:
+async def _delete(session: Session, search: OrphanSearch, result: Orphans, due: list[int], reason: str) -> list[int]:
     from bookies.metadata.shared.change_log import note_change
 
     deleted = []
     for ledger_id in due:
-        record = repr(found.found[ledger_id].metadata)
+        record = repr(result.records[ledger_id].metadata)
         difference = {"field": "record", "before": record, "after": "-"}
         now_ms = session.runtime.clock.wall_ms()
         await note_change(session.driver, now_ms, operator_name(), reason, f"ledger {ledger_id}", [difference])
-        if await search.delete(found, ledger_id):
+        if await search.delete(result, ledger_id):
             deleted.append(ledger_id)
     return deleted
 
 
 def _row(
     ledger_id: int,
-    found: Orphans,
+    result: Orphans,
     marks: dict[int, OrphanMark],
     logs: dict[int, str],
     due: list[int],
     deleted: list[int],
 ) -> dict[str, Any]:
-    record, mark = found.found[ledger_id].metadata, marks.get(ledger_id)
+    record, mark = result.records[ledger_id].metadata, marks.get(ledger_id)
     if ledger_id in deleted:
         state = "deleted"
     elif ledger_id in logs:
         state = f"kept: log {logs[ledger_id]} lists it"
-    elif mark is None or mark.version != found.found[ledger_id].version:
+    elif mark is None or mark.version != result.records[ledger_id].version:
         state = "not marked"
     else:
         state = "due" if ledger_id in due else "marked"
@@ -99,8 +99,8 @@ def _row(
     }
 
 
-def _lines(found: Orphans, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterator[str | Table]:
-    yield f"{found.coverage.ledgers:,} records read, {len(rows):,} of ledgers of which no bookie has an entry"
+def _lines(result: Orphans, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterator[str | Table]:
+    yield f"{result.coverage.ledgers:,} records read, {len(rows):,} of ledgers of which no bookie has an entry"
     if rows:
         cells = [
             (
@@ -113,9 +113,9 @@ def _lines(found: Orphans, rows: list[dict[str, Any]], arguments: argparse.Names
             for row in rows
         ]
         yield Table(("ledger", "entries", "bookies", "marked", "state"), cells, (0, 1))
-    for ledger_id, why in sorted(found.unknown.items())[:SHOWN]:
+    for ledger_id, why in sorted(result.unknown.items())[:SHOWN]:
         yield f"ledger {ledger_id} is unknown: {why}"
-    if len(found.unknown) > SHOWN:
-        yield f"and {len(found.unknown) - SHOWN:,} more are unknown"
+    if len(result.unknown) > SHOWN:
+        yield f"and {len(result.unknown) - SHOWN:,} more are unknown"
     if not (arguments.mark or arguments.delete) or arguments.dry_run:
         yield "nothing was changed"

@@ -43,11 +43,11 @@ class OrphanMark(Struct, frozen=True):
 
 
 class Orphans(Struct):
-    """Result of a search. `found`: the orphaned records. `unknown`: ledgers whose entries could not be asked for, and
+    """Result of a search. `records`: the orphaned ones. `unknown`: ledgers whose entries could not be asked for, and
     why. `coverage`: the records read.
     """
 
-    found: dict[int, Versioned] = field(default_factory=dict)
+    records: dict[int, Versioned] = field(default_factory=dict)
     unknown: dict[int, str] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
 
@@ -82,7 +82,7 @@ class OrphanSearch:
             return
         try:
             if not await self._is_held(record, known, registered):
-                result.found[record.ledger_id] = ledger
+                result.records[record.ledger_id] = ledger
         except (ClientClosed, MetadataError):
             raise
         except BookKeeperError as error:
@@ -138,7 +138,7 @@ class OrphanSearch:
 
     def _marked(self, orphans: Orphans, before: Mapping[int, OrphanMark]) -> dict[int, OrphanMark]:
         kept = {ledger_id: mark for ledger_id, mark in before.items() if ledger_id in orphans.unknown}
-        for ledger_id, ledger in orphans.found.items():
+        for ledger_id, ledger in orphans.records.items():
             mark = before.get(ledger_id)
             is_same = mark is not None and mark.version == ledger.version
             kept[ledger_id] = mark if mark is not None and is_same else OrphanMark(ledger.version, self._wall_ms())
@@ -172,7 +172,7 @@ class OrphanSearch:
         now_ms = self._wall_ms()
         return [
             ledger_id
-            for ledger_id, ledger in orphans.found.items()
+            for ledger_id, ledger in orphans.records.items()
             if (mark := marks.get(ledger_id)) is not None
             and mark.version == ledger.version
             and now_ms - mark.since_ms >= wait_ms
@@ -181,7 +181,7 @@ class OrphanSearch:
     async def delete(self, orphans: Orphans, ledger_id: int) -> bool:
         """Delete an orphan's record, if it is the one that was found, and its mark. False: it has changed since."""
         try:
-            await self._driver.delete_ledger(ledger_id, orphans.found[ledger_id].version)
+            await self._driver.delete_ledger(ledger_id, orphans.records[ledger_id].version)
         except VersionConflict:
             return False
         await self._write(lambda marks: {other: mark for other, mark in marks.items() if other != ledger_id})

@@ -24,7 +24,7 @@ from bookies.runtime.tasks import all_of
 
 
 class RenamingRules(Struct, frozen=True):
-    """What a renaming may do. `with_growing`: change last fragments of ledgers that are not closed. `is_verified`: ask
+    """Limits of a renaming. `with_growing`: change last fragments of ledgers that are not closed. `is_verified`: ask
     the bookie of the new name for its entries first. `is_dry`: change nothing.
     """
 
