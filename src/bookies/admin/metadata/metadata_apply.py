@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Plan(Struct):
-    """The meaning of a line of the file for one ledger. `state`: same, changed, deleted (there is no record), unreadable
-    or refused. `version`: of the stored record; 0: none that can be parsed.
+    """The meaning of a line of the file for one ledger. `state`: same, changed, deleted (there is no record),
+    unreadable or refused. `version`: of the stored record; 0: none that can be parsed.
     """
 
     ledger_id: int
