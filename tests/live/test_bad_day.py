@@ -42,7 +42,7 @@ def test_one_bookie_is_read_tested_and_shown(cluster: LocalCluster, tmp_path: pa
         assert done("ledger", "read", ledger_id, "--bookie", bookie).out.splitlines() == lines
     words = ("ledger", "read", ledger_id, "--bookie", bookies[0], "--first", 3, "--last", 5, "--json")
     assert [row["entry"] for row in done(*words).rows()] == [3, 4, 5]
-    assert "no such ledger" in done("ledger", "read", ledger_id, "--bookie", other, status=1).err.lower()
+    assert f"{other} has no entry of ledger" in done("ledger", "read", ledger_id, "--bookie", other, status=1).err
     tested = done("bookie", "test", bookies[0], other, "--entries", 50, "--json").json()
     assert (tested["bookies"], tested["passed"]) == ([bookies[0], other], True)
     assert done("ledger", "list", "--json").json()[0]["ledger"] == ledger_id

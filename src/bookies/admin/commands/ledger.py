@@ -152,11 +152,19 @@ async def _read(client: Client, arguments: argparse.Namespace) -> int:
 async def _read_from(client: Client, arguments: argparse.Namespace) -> int:
     """Print the entries that one bookie lists, each verified. Return 1 if one of them cannot be read."""
     from bookies.client.base.arguments import bookie_id
-    from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed
+    from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, LedgerUnknownToBookie
 
     administration, bookie = client.administration(), bookie_id(arguments.bookie)
-    replicas = administration.access.replicas((await administration.record(arguments.ledger)).metadata)
-    held = await administration.list_entries(bookie, arguments.ledger)
+    record = (await administration.record(arguments.ledger)).metadata
+    replicas = administration.access.replicas(record)
+    try:
+        held = await administration.list_entries(bookie, arguments.ledger)
+    except LedgerUnknownToBookie:
+        named = ", ".join(record.bookies)
+        print(
+            f"bk ledger: bookie {bookie} has no entry of ledger {arguments.ledger}; it is on {named}", file=sys.stderr
+        )
+        return 1
     stop = held[-1].stop if arguments.last is None and held else (arguments.last or 0) + 1
     status = 0
     for run in held:
