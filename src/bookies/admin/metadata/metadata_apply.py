@@ -204,7 +204,12 @@ async def _apply(driver: MetadataDriver, arguments: argparse.Namespace) -> Repor
         if plan.state != "same":
             await _write(driver, plan, arguments.reason)
             changed.append(plan.ledger_id)
-    return _report(plans, changed, status=0, remarks=[f"bk metadata: changed {len(changed):,} records"])
+    return _report(
+        plans,
+        changed,
+        status=0,
+        remarks=[f"bk metadata: changed {len(changed):,} {'record' if len(changed) == 1 else 'records'}"],
+    )
 
 
 async def _write(driver: MetadataDriver, plan: Plan, reason: str) -> None:
