@@ -260,10 +260,8 @@ async def _show(session: Session, arguments: argparse.Namespace) -> Report:
         if name not in ("endpoints", "properties", "reasons") or (name == "reasons" and value)
     ]
     for endpoint in () if info is None else info.endpoints:
-        more = [*endpoint.auth, *endpoint.extensions]
-        lines.append(
-            f"endpoint     {endpoint.id} {endpoint.protocol}://{endpoint.host}:{endpoint.port} {' '.join(more)}"
-        )
+        more = "".join(f" {word}" for word in (*endpoint.auth, *endpoint.extensions))
+        lines.append(f"endpoint     {endpoint.id} {endpoint.protocol}://{endpoint.host}:{endpoint.port}{more}")
     lines += [f"property     {name}={value}" for name, value in (info.properties if info else {}).items()]
     return Report(row | facts, lines)
 

@@ -35,7 +35,8 @@ async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
     from bookies.metadata.transfer import counted_names
 
     stored = await driver.instance_id()
-    is_resumed = stored is None and await _removal_of(driver) == arguments.instance_id
+    removal = await _removal(driver) if stored is None else {}
+    is_resumed = stored is None and removal.get("instance_id") == arguments.instance_id
     if stored is None and not is_resumed:
         raise MetadataError(f"there is no cluster at {driver.uri}; nothing was changed")
     if not is_resumed and stored != arguments.instance_id:
@@ -56,18 +57,20 @@ async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
     contents = ", ".join(f"{count:,} {noun}" for noun, count in counts.items()) or "the rest of it"
     subject = f"cluster {arguments.instance_id} at {driver.uri}: {contents}"
     if arguments.dry_run:
-        return Report(facts, [f"would write a dump to {arguments.dump} and remove {subject}"])
+        first = f"the dump is {removal['dump']}; would" if is_resumed else f"would write a dump to {arguments.dump} and"
+        return Report(facts, [f"{first} remove {subject}"])
+    dump = str(removal["dump"]) if is_resumed else os.path.abspath(arguments.dump)
     if not is_resumed:
-        await _dump(driver, arguments.dump)
+        await _dump(driver, dump)
         with contextlib.suppress(RecordExists):
-            await driver.create_record(REMOVAL, json.dumps({"instance_id": stored, "dump": arguments.dump}).encode())
+            await driver.create_record(REMOVAL, json.dumps({"instance_id": stored, "dump": dump}).encode())
     await driver.remove_cluster(arguments.instance_id)
     text = [
         f"removed {subject}",
-        f"the dump is {arguments.dump}; `bk metadata load` restores the cluster from it",
+        f"the dump is {dump}; `bk metadata load` restores the cluster from it",
         "next: bk bookie format empties the directories of its bookies; bk metadata init creates a new cluster here",
     ]
-    return Report(facts | {"dump": arguments.dump}, text)
+    return Report(facts | {"dump": dump}, text)
 
 
 async def _counts(driver: MetadataDriver, arguments: argparse.Namespace) -> dict[str, int]:
@@ -79,12 +82,12 @@ async def _counts(driver: MetadataDriver, arguments: argparse.Namespace) -> dict
     return {"ledgers": contents.ledger_count, "cookies": len(contents.cookies), "records": contents.records}
 
 
-async def _removal_of(driver: MetadataDriver) -> str | None:
-    """Return the instance id of a cluster whose removal was interrupted; None: there is none."""
+async def _removal(driver: MetadataDriver) -> dict[str, object]:
+    """Return the instance id and the dump of a cluster whose removal was interrupted; empty: there is none."""
     from bookies.metadata.transfer import read_record
 
     record = await read_record(driver, REMOVAL)
-    return None if record is None else str(json.loads(record.data).get("instance_id"))
+    return {} if record is None else dict(json.loads(record.data))
 
 
 async def _dump(driver: MetadataDriver, path: str) -> None:

@@ -117,5 +117,7 @@ def _lines(result: Orphans, rows: list[dict[str, Any]], arguments: argparse.Name
         yield f"ledger {ledger_id} is unknown: {why}"
     if len(result.unknown) > SHOWN:
         yield f"and {len(result.unknown) - SHOWN:,} more are unknown"
+    if result.unknown:
+        yield "start their bookies, or recover what they had and delete their cookies: bk bookie recover, bk cookie delete"
     if not (arguments.mark or arguments.delete) or arguments.dry_run:
         yield "nothing was changed"

@@ -114,8 +114,12 @@ def test_an_interrupted_removal_is_continued_by_the_same_command(
     on(store, interrupt)
     words = ["metadata", "nuke", "--dump", str(store.parent / "dump.jsonl"), "--instance-id"]
     assert main([*words, "x"]) == 1
-    assert main([*words, instance_id, "--json"]) == 0
-    capsys.readouterr()
+    assert main([*words, instance_id, "--dry-run"]) == 0
+    assert f"the dump is x; would remove cluster {instance_id}" in capsys.readouterr().out
+    assert main([*words, instance_id]) == 0
+    printed = capsys.readouterr().out
+    assert "the rest of it" in printed
+    assert "the dump is x;" in printed
     assert main(["metadata", "init"]) == 0
     capsys.readouterr()
     assert main(["metadata", "show", "--json"]) == 0
