@@ -59,7 +59,7 @@ async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
     if arguments.dry_run:
         first = f"the dump is {removal['dump']}; would" if is_resumed else f"would write a dump to {arguments.dump} and"
         return Report(facts, [f"{first} remove {subject}"])
-    dump = str(removal["dump"]) if is_resumed else os.path.abspath(arguments.dump)
+    dump = str(removal["dump"]) if is_resumed else _absolute(arguments.dump)
     if not is_resumed:
         await _dump(driver, dump)
         with contextlib.suppress(RecordExists):
@@ -99,6 +99,10 @@ async def _dump(driver: MetadataDriver, path: str) -> None:
         await dump_to(driver, file, passwords=True)
         _sync(file, path)
     read_dump(path)
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)
 
 
 def _new_file(path: str) -> TextIO:

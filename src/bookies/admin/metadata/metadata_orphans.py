@@ -118,6 +118,6 @@ def _lines(result: Orphans, rows: list[dict[str, Any]], arguments: argparse.Name
     if len(result.unknown) > SHOWN:
         yield f"and {len(result.unknown) - SHOWN:,} more are unknown"
     if result.unknown:
-        yield "start their bookies, or recover what they had and delete their cookies: bk bookie recover, bk cookie delete"
+        yield "start their bookies; or bk bookie recover copies what is left, and bk cookie delete forgets the bookie"
     if not (arguments.mark or arguments.delete) or arguments.dry_run:
         yield "nothing was changed"

@@ -43,7 +43,7 @@ def test_bookies_with_a_cookie_keep_their_ledgers(store: pathlib.Path, capsys: p
     assert main(["metadata", "orphans"]) == 1
     printed = capsys.readouterr().out
     assert "ledger 1 is unknown" in printed
-    assert "start their bookies, or recover what they had" in printed
+    assert "start their bookies; or bk bookie recover" in printed
 
 
 def test_orphans_are_deleted_after_their_mark(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
