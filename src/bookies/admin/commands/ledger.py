@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.write import LedgerWriter
     from bookies.errors import MetadataCorrupt
-    from bookies.model import LedgerMetadata
+    from bookies.model import BookieId, LedgerMetadata
+    from bookies.protocol.repair import Fragment
 
 
 def _ledger_id(text: str) -> int:
@@ -150,25 +151,29 @@ async def _read(client: Client, arguments: argparse.Namespace) -> int:
 
 
 async def _read_from(client: Client, arguments: argparse.Namespace) -> int:
-    """Print the entries that one bookie lists, each verified. Return 1 if one of them cannot be read."""
+    """Print the entries that one bookie holds, each verified. Return 1 if one of them cannot be read."""
     from bookies.client.base.arguments import bookie_id
     from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, LedgerUnknownToBookie
 
     administration, bookie = client.administration(), bookie_id(arguments.bookie)
-    record = (await administration.record(arguments.ledger)).metadata
-    replicas = administration.access.replicas(record)
+    ledger = await administration.record(arguments.ledger)
+    replicas = administration.access.replicas(ledger.metadata)
     try:
         held = await administration.list_entries(bookie, arguments.ledger)
     except LedgerUnknownToBookie:
-        named = ", ".join(record.bookies)
+        named = ", ".join(ledger.metadata.bookies)
         print(
             f"bk ledger: bookie {bookie} has no entry of ledger {arguments.ledger}; it is on {named}", file=sys.stderr
         )
         return 1
-    stop = held[-1].stop if arguments.last is None and held else (arguments.last or 0) + 1
+    except (BookieUnreachable, ClientClosed):
+        raise
+    except BookKeeperError:  # After damage it cannot list entries. It is asked for all that it should hold.
+        held = _placed_on(bookie, await administration.fragments_of(ledger))
     status = 0
     for run in held:
-        at, end = max(run.start, arguments.first), min(run.stop, stop)
+        at = max(run.start, arguments.first)
+        end = run.stop if arguments.last is None else min(run.stop, arguments.last + 1)
         while at < end:
             try:
                 batch = await replicas.read_batch(bookie, range(at, end))
@@ -182,6 +187,18 @@ async def _read_from(client: Client, arguments: argparse.Namespace) -> int:
             at = batch.last_entry_id + 1
     sys.stdout.buffer.flush()
     return status
+
+
+def _placed_on(bookie: BookieId, fragments: Sequence[Fragment]) -> list[range]:
+    """Return the entries that belong on a bookie, as runs."""
+    from bookies.protocol.repair.fragments import runs_of
+
+    return [
+        run
+        for fragment in fragments
+        if bookie in fragment.ensemble
+        for run in runs_of(fragment.stored(fragment.ensemble.index(bookie)))
+    ]
 
 
 def _print_payloads(payloads: Sequence[bytes], first: int, arguments: argparse.Namespace) -> None:
