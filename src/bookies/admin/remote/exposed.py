@@ -92,6 +92,8 @@ EXPOSED = (
     Exposed("GET", "/logs", "log list", ("prefix", "after", "limit"), is_list=True),
     Exposed("GET", "/logs/{log}", "log show"),
     Exposed("GET", "/logs/{log}/cursors", "log cursors"),
+    Exposed("GET", "/metadata/changes", "metadata changes"),
+    Exposed("GET", "/metadata/orphans", "metadata orphans", is_list=True),
     Exposed("GET", "/recovery", "recovery status"),
     Exposed("GET", "/recovery/ledgers", "recovery list", ("missing", "not_missing", "limit"), is_list=True),
     Exposed("GET", "/recovery/ledgers/{ledger}", "recovery why"),
