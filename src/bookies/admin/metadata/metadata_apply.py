@@ -119,10 +119,11 @@ async def _plan(driver: MetadataDriver, line: Mapping[str, Any]) -> Plan:
     except LedgerNotFound:
         after = _record(parse_item(line))
         texts = [] if after.is_closed else ["it was not closed when it was dumped: later fragments are missing"]
-        return Plan(ledger_id, after, "deleted", dangers=texts)
+        return _new(Plan(ledger_id, after, "deleted", dangers=texts), after)
     except MetadataCorrupt as error:
+        after = _record(parse_item(line))
         texts = ["the stored record cannot be compared: a later version of bookies may have written it"]
-        return Plan(ledger_id, _record(parse_item(line)), "unreadable", dangers=texts, problem=error.message)
+        return _new(Plan(ledger_id, after, "unreadable", dangers=texts, problem=error.message), after)
     before = stored.metadata
     if line.get("password") is None and before.password is not None:
         line = {**line, "password": pack_bytes(before.password)}  # left out by the dump: it stays
@@ -139,6 +140,15 @@ async def _plan(driver: MetadataDriver, line: Mapping[str, Any]) -> Plan:
                 f"its record has changed since it was dumped (version {expected}, now {stored.version}): dump it again"
             )
         plan.state = "refused" if plan.problem else plan.state
+    return plan
+
+
+def _new(plan: Plan, after: LedgerMetadata) -> Plan:
+    """Return the plan of a record that is created; refused if no client can use the record."""
+    from bookies.protocol.ledger.operator_change import refusal
+
+    if problem := refusal(after, after):
+        plan.state, plan.problem = "refused", problem
     return plan
 
 

@@ -172,6 +172,10 @@ def test_a_deleted_ledger_is_restored(
     async def open_and_delete(driver: MetadataDriver) -> None:
         await driver.create_ledger(ledger(50, LedgerState.OPEN))
 
+    on(store, delete)
+    path = dumped(5, words=("--passwords",), ensembles=[{"first": 0, "bookies": ["b1", "b1"]}], ledger=3)
+    assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 3 may lose data"]) == 1
+    assert "no client can use such a record" in capsys.readouterr().err
     on(store, open_and_delete)
     path = dumped(50, words=("--passwords",))
 
