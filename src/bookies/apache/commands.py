@@ -71,7 +71,7 @@ SHELL = (
     Counterpart("triggeraudit", "bk recovery audit"),
     Counterpart("updateBookieInLedger", "bk bookie rename"),
     Counterpart("updatecookie", "bk cookie update", "a bookie keeps its name when it moves: --bookie-id OLDHOST:PORT"),
-    Counterpart("updateledgers", "bk bookie rename", "a bookie keeps its name when it moves, so none is due"),
+    Counterpart("updateledgers", "bk bookie rename", "a bookie that moves keeps its name, and needs no change"),
     Counterpart("whatisinstanceid", "bk metadata show"),
     Counterpart("whoisauditor", "bk recovery status"),
 )

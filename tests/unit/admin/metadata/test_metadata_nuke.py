@@ -112,6 +112,10 @@ def test_an_interrupted_removal_is_continued_by_the_same_command(
         await driver.run("test", driver._store.commit, [], [Delete(INSTANCE_ID)])
 
     on(store, interrupt)
+    assert main(["metadata", "check"]) == 1
+    assert "half-removed" in capsys.readouterr().out
+    assert main(["metadata", "init"]) == 1
+    assert "`nuke` was interrupted" in capsys.readouterr().err
     words = ["metadata", "nuke", "--dump", str(store.parent / "dump.jsonl"), "--instance-id"]
     assert main([*words, "x"]) == 1
     assert main([*words, instance_id, "--dry-run"]) == 0
