@@ -275,7 +275,7 @@ def _class(kind: type) -> str:
 def apache_page() -> str:
     """What becomes of every key of Apache's configuration, and of every command."""
     from bookies.apache.client_keys import CLIENT
-    from bookies.apache.commands import HTTP, NOT_YET, SHELL
+    from bookies.apache.commands import HTTP, NOT_DUE, SHELL
     from bookies.apache.server_keys import SERVER
     from bookies.apache.table import Different, Level, Mapped, Unused
 
@@ -300,9 +300,9 @@ def apache_page() -> str:
                 parts.append(f"* {each.reason}: {', '.join(f'`{key}`' for key in each.keys.split())}.")
         parts.append("")
     parts.append("## Commands\n\n`bk help apache` prints the same.\n\n| `bookkeeper shell` | `bk` | |\n|---|---|---|")
-    parts += [f"| `{each.theirs}` | {f'`{each.ours}`' if each.ours else NOT_YET} | {each.note} |" for each in SHELL]
+    parts += [f"| `{each.theirs}` | {f'`{each.ours}`' if each.ours else NOT_DUE} | {each.note} |" for each in SHELL]
     parts.append("\n| HTTP | `bk` | |\n|---|---|---|")
-    parts += [f"| `{each.theirs}` | {f'`{each.ours}`' if each.ours else NOT_YET} | {each.note} |" for each in HTTP]
+    parts += [f"| `{each.theirs}` | {f'`{each.ours}`' if each.ours else NOT_DUE} | {each.note} |" for each in HTTP]
     return "\n".join(parts) + "\n"
 
 

@@ -81,7 +81,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "distributedlog": ("formats", "model", "store", ""),
     "web": ("", "console", "data"),
     "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
-    "admin": ("shared", "cluster", "remote", "verbs", "logs", "commands", ""),
+    "admin": ("shared", "cluster", "remote", "verbs", "metadata", "logs", "commands", ""),
     "lab": (
         "sim/world",
         "sim/checkers",

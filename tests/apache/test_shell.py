@@ -8,6 +8,7 @@ import pytest
 from tests.apache.apache import VERSION
 from tests.apache.recovery import Stage, shell, stage
 from tests.interop.processes import wait_until
+from tests.live.command import bk, commands_of
 
 IS_KNOWN = VERSION.startswith("4.17")
 pytestmark = [pytest.mark.apache, pytest.mark.skipif(not IS_KNOWN, reason="what it says is in other words there")]
@@ -73,6 +74,27 @@ def test_it_empties_bookies(tmp_path: pathlib.Path) -> None:
         said(cluster, "recover", "-force", "-deleteCookie", "ours-1")
         assert not cluster.look("ours-1").naming
         cluster.check_readable(sealed, cluster.users["java-v3"])
+
+
+def test_a_ledger_that_apache_deletes_is_restored_by_ours(tmp_path: pathlib.Path) -> None:
+    """Apache's shell and clients see the record that is created again. Its bookies have no quarantine."""
+    with stage(tmp_path, ["ours"], 4) as cluster:
+        cluster.fill(8)
+        done = commands_of(cluster.uri)
+        ledger = next(number for number in cluster.written if number not in cluster.opened)
+        dump = tmp_path / "dump.jsonl"
+        dump.write_text(done("metadata", "dump", ledger, "--passwords").out)
+        said(cluster, "deleteledger", "-ledgerid", str(ledger), "-force")
+        assert f"ledger {ledger}: deleted" in done("metadata", "diff", dump, status=1).out
+        done("metadata", "apply", dump, "--reason", "deleted by Apache's shell")
+        assert "state=CLOSED" in said(cluster, "ledgermetadata", "-ledgerid", str(ledger))
+        cluster.check_readable([ledger], cluster.users["java-v3"])
+        for bookie in done("ledger", "show", ledger, "--json").json()["fragments"][0]["bookies"]:
+            assert done("ledger", "read", ledger, "--bookie", bookie, "--json").rows()
+        for bookie in cluster.bookies:
+            assert done("bookie", "test", bookie, "--json").json()["passed"]
+        # Bookies that had deleted the ledger meanwhile found its entries again, and cannot list them.
+        assert bk("metadata", "orphans", "--json", metadata=cluster.uri).json()["orphans"] == []
 
 
 def lose(cluster: Stage, name: str) -> list[int]:

@@ -1156,3 +1156,64 @@ def test_counters_go_on_above_what_cannot_be_counted_up_to(kind: Kind) -> None:
             assert await driver.next_ledger_id() >= bound
 
     kind.run(body)
+
+
+def test_the_record_of_a_deleted_ledger_is_made_again_once_its_id_is_allowed(kind: Kind) -> None:
+    """By an operator who restores that ledger; its neighbours stay spent."""
+
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        for ledger_id in (2, 3, 4):
+            await one.create_ledger(ledger(ledger_id))
+            await one.delete_ledger(ledger_id)
+        with pytest.raises(LedgerExists):
+            await two.create_ledger(ledger(3))
+        await one.unspend_id(3)
+        await one.unspend_id(3)
+        await one.unspend_id(99)
+        assert (await two.given_ids()).spent == ((2, 2), (4, 4))
+        for spent in (2, 4):
+            with pytest.raises(LedgerExists):
+                await one.create_ledger(ledger(spent))
+        await one.create_ledger(ledger(3, creator_token=5))
+        assert (await two.read_ledger(3)).metadata.creator_token == 5
+        await two.delete_ledger(3)
+        assert (await one.given_ids()).spent == ((2, 4),)
+
+    kind.run(body)
+
+
+def test_a_cluster_is_removed_with_all_that_it_has(kind: Kind) -> None:
+    """A later cluster in the same place has nothing of it: no ledger, cookie, record, mark, lock or spent id."""
+
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        instance_id = await one.initialize_cluster()
+        for ledger_id in (1, 2, 3, 70_000, 1 << 30):
+            await one.create_ledger(ledger(ledger_id))
+        await one.delete_ledger(2)
+        await one.create_cookie(A, b"cookie")
+        await one.create_record("logs/events", b"record")
+        await one.recovery.mark(1, [A], 5)
+        await one.recovery.disable()
+        await one.recovery.set_lost_bookie_delay_s(7)
+        assert await one.recovery.lock(1, "test", needs_mark=True) is not None
+        with pytest.raises(MetadataError, match=f"that of cluster {instance_id}, and cannot become other"):
+            await two.remove_cluster("other")
+        assert (await one.read_ledger(1)).metadata.ledger_id == 1
+        await two.remove_cluster(instance_id)
+        await two.remove_cluster(instance_id)  # as after an interruption
+        assert await two.instance_id() is None
+        three = await cluster.driver()
+        assert await three.initialize_cluster() != instance_id or kind.name == "memory"
+        assert [page async for page in three.ledger_ids()] == []
+        assert (await three.all_bookies()).bookies == ()
+        assert await three.record_names("") == []
+        assert [page async for page in three.recovery.marked_ids()] == []
+        assert await three.recovery.is_enabled()
+        assert await three.recovery.lost_bookie_delay_s() is None
+        assert await three.recovery.locks() == {}
+        assert (await three.given_ids()).spent == ()
+        await three.create_ledger(ledger(2))
+
+    kind.run(body)

@@ -51,7 +51,7 @@ class Server:
         self, conditions: Sequence[Condition], then: Sequence[Operation], otherwise: Sequence[Operation]
     ) -> Answer:
         is_met = all(self._is_met(each) for each in conditions)
-        operations = then if is_met else otherwise
+        operations = [part for each in (then if is_met else otherwise) for part in self._single(each)]
         changed = [each.key for each in operations if isinstance(each, Put | Delete)]
         assert len(set(changed)) == len(changed), "etcd refuses transactions that change a key twice"
         if any(isinstance(each, Put) and each.lease and each.lease not in self.leases for each in operations):
@@ -60,6 +60,12 @@ class Server:
         self.revision += any(isinstance(each, Put | Delete) for each in writes)
         found = [self._apply(each) for each in operations]
         return Answer(is_met, self.revision, [each for each in found if each is not None])
+
+    def _single(self, operation: Operation) -> list[Operation]:
+        """A deletion of a range is one of each of its keys."""
+        if not isinstance(operation, Delete) or operation.stop is None:
+            return [operation]
+        return [Delete(key) for key in sorted(self.items) if _is_in(key, operation.key, operation.stop)]
 
     def _is_met(self, condition: Condition) -> bool:
         item = self.items.get(condition.key)

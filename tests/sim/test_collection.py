@@ -249,6 +249,31 @@ def test_a_ledger_comes_back_from_quarantine(small: Any, body: Body) -> None:
     made.check()
 
 
+def test_ledgers_without_a_record_are_listed_with_the_rest_of_their_quarantine(small: Any, body: Body) -> None:
+    made, records = small(), FakeRecords.of(1, 2, 3, 4)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await put(store, promises, body, [1, 2, 3, 4])
+        assert await store.collector.orphans() == []
+        records.delete(1, 2)
+        await collect(store)
+        records.delete(3)
+        await store.collector.undelete(2)
+        rows = await store.collector.orphans()
+        assert [(row["ledger"], row["state"], row["left_ms"]) for row in rows] == [
+            (1, "quarantined", QUARANTINE_MS),
+            (2, "pinned", None),
+            (3, "found", None),
+        ]
+        await asyncio.sleep(QUARANTINE_MS / 2000)
+        assert [row["left_ms"] for row in await store.collector.orphans()] == [QUARANTINE_MS // 2, None, None]
+        forget(promises, 1, 3)
+
+    assert made.live(script, stops=False)
+
+
 def test_a_closed_ledger_that_moved_elsewhere_goes_and_may_come_again(small: Any, body: Body) -> None:
     made, records = small(gc_quarantine_ms=0, gc_surplus_ms=5_000), FakeRecords.of(1, 2, 3)
 

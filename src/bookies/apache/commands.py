@@ -2,14 +2,15 @@
 
 With `http_port` a bookie also serves nearly all of these endpoints: docs/reference/http.md.
 
-Each of Apache's shell commands is listed beside its counterpart. An empty `ours` means that there is none yet.
+Each of Apache's shell commands is listed beside its counterpart. An empty `ours` means that none is due, for the
+reason in the note.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-NOT_YET = "not yet"
+NOT_DUE = "-"  # there is nothing to do
 
 
 class Counterpart(Struct, frozen=True):
@@ -21,11 +22,11 @@ class Counterpart(Struct, frozen=True):
 
 
 SHELL = (
-    Counterpart("activeledgers", "bk inspect entrylog", "of one entry log"),
+    Counterpart("activeledgers", "bk inspect entrylog", "--summary; bk bookie why-not-deleted FILE while it runs"),
     Counterpart("autorecovery", "bk recovery enable", "and disable; bk recovery status"),
     Counterpart("bookieformat", "bk bookie format"),
     Counterpart("bookieinfo", "bk status"),
-    Counterpart("bookiesanity", "bk doctor", "checks machine, disks and cluster"),
+    Counterpart("bookiesanity", "bk bookie test", "bk doctor checks machine, disks and cluster"),
     Counterpart("check-db-ledgers-index", "bk bookie convert", "--dry-run looks up every entry"),
     Counterpart("clusterinfo", "bk cluster info"),
     Counterpart("convert-to-db-storage", "bk bookie convert", "--to rocksdb"),
@@ -47,30 +48,30 @@ SHELL = (
     Counterpart("initbookie", "bk bookie run", "done by the first start, on empty directories only"),
     Counterpart("initnewcluster", "bk metadata init"),
     Counterpart("lastmark", "bk inspect lastmark"),
-    Counterpart("ledger", "bk inspect index"),
-    Counterpart("ledgermetadata", "bk ledger show", "bk metadata dump for all of them"),
+    Counterpart("ledger", "bk inspect index", "--ledger; without it, all ledgers of a directory"),
+    Counterpart("ledgermetadata", "bk ledger show", "bk metadata dump and apply: to a file, and from one"),
     Counterpart("listbookies", "bk bookie list"),
     Counterpart("listfilesondisc", "bk inspect directory"),
-    Counterpart("listledgers", "bk ledger list"),
-    Counterpart("listunderreplicated", "bk recovery list"),
+    Counterpart("listledgers", "bk ledger list", "--bookie; --json prints the records"),
+    Counterpart("listunderreplicated", "bk recovery list", "--missing, --not-missing; prints bookies and workers"),
     Counterpart("localconsistencycheck", "bk bookie repair", "--dry-run; bk bookie scrub while it runs"),
     Counterpart("lostbookierecoverydelay", "bk recovery delay"),
-    Counterpart("metaformat", "", "empties a cluster's metadata; bk metadata init creates a new cluster elsewhere"),
-    Counterpart("nukeexistingcluster", "", "deletes a cluster's metadata"),
+    Counterpart("metaformat", "bk metadata nuke", "then bk metadata init: the new cluster has another instance id"),
+    Counterpart("nukeexistingcluster", "bk metadata nuke", "writes a dump first"),
     Counterpart("queryautorecoverystatus", "bk recovery status", "bk recovery list for ledgers"),
-    Counterpart("readjournal", "bk inspect journal"),
-    Counterpart("readledger", "bk ledger read"),
-    Counterpart("readlog", "bk inspect entrylog"),
+    Counterpart("readjournal", "bk inspect journal", "--records text prints payloads"),
+    Counterpart("readledger", "bk ledger read", "--bookie reads from one bookie"),
+    Counterpart("readlog", "bk inspect entrylog", "--ledger, --entries, --offsets, --records text"),
     Counterpart("readlogmetadata", "bk inspect entrylog"),
     Counterpart("rebuild-db-ledger-locations-index", "bk bookie repair", "builds index files from entry logs"),
     Counterpart("rebuild-db-ledgers-index", "bk bookie repair", "builds index files from entry logs"),
     Counterpart("recover", "bk bookie recover"),
     Counterpart("regenerate-interleaved-storage-index-file", "bk bookie repair", "builds index files from entry logs"),
-    Counterpart("simpletest", "bk bench append"),
+    Counterpart("simpletest", "bk bookie test", "of several bookies; bk bench append measures"),
     Counterpart("triggeraudit", "bk recovery audit"),
-    Counterpart("updateBookieInLedger", "", "ledgers name bookies; a bookie keeps its name when it moves"),
+    Counterpart("updateBookieInLedger", "bk bookie rename"),
     Counterpart("updatecookie", "bk cookie update", "a bookie keeps its name when it moves: --bookie-id OLDHOST:PORT"),
-    Counterpart("updateledgers", "", "ledgers name bookies; a bookie keeps its name when it moves"),
+    Counterpart("updateledgers", "bk bookie rename", "a bookie that moves keeps its name, and needs no change"),
     Counterpart("whatisinstanceid", "bk metadata show"),
     Counterpart("whoisauditor", "bk recovery status"),
 )
@@ -98,7 +99,7 @@ HTTP = (
     Counterpart("/api/v1/bookie/is_ready", "bk bookie state"),
     Counterpart("/api/v1/bookie/info", "bk bookie disks"),
     Counterpart("/api/v1/bookie/cluster_info", "bk cluster info"),
-    Counterpart("/api/v1/bookie/entry_location_compact", "", "index files need no compaction"),
+    Counterpart("/api/v1/bookie/entry_location_compact", "", "answered: index files need no compaction"),
     Counterpart("/api/v1/autorecovery/status", "bk recovery status", "bk recovery enable and disable switch it"),
     Counterpart("/api/v1/autorecovery/bookie", "bk bookie recover"),
     Counterpart("/api/v1/autorecovery/list_under_replicated_ledger", "bk recovery list"),

@@ -28,7 +28,7 @@ from bookies.storage.store import LedgerStore
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
-COLLECTION_CALLS = ("gc", "compact", "suspend", "undelete", "space", "why")
+COLLECTION_CALLS = ("gc", "compact", "suspend", "orphans", "undelete", "space", "why")
 SCRUB_CALLS = ("scrub", "suspend_scrub")
 
 Call = Callable[..., Awaitable[object]]
@@ -53,6 +53,9 @@ def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
         await collector.undelete(ledger)
         return None
 
+    async def orphans() -> object:
+        return await collector.orphans()
+
     async def space() -> object:
         return collector.space()
 
@@ -65,7 +68,15 @@ def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
             raise InvalidArgument(f"{log}: this bookie has no such entry log; it may have been removed or compacted")
         return collector.why(log_id)
 
-    return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
+    return {
+        "gc": gc,
+        "compact": compact,
+        "suspend": suspend,
+        "orphans": orphans,
+        "undelete": undelete,
+        "space": space,
+        "why": why,
+    }
 
 
 def storage_calls(store: LedgerStore) -> Mapping[str, Call]:

@@ -22,7 +22,6 @@ from bookies.web.users import Role
 
 SANITY_S = 10.0  # for a check of sanity
 SANITY_AGE_S = 5.0  # of a result that is shared
-SANITY_PASSWORD = b"sanity"
 SANITY_ENTRIES = [b"sanity %d" % number for number in range(10)]
 Open = Callable[[], Awaitable[Connected]]
 
@@ -165,21 +164,12 @@ class BookieChanges:
         """Add entries to this bookie as a client does, and read them. A read-only bookie passes, as with Apache."""
         if self._server.state.mode is BookieMode.READ_ONLY:
             return {"passed": True, "readOnly": True}
-        bookie, passed, ledger_id = self._server.bookie_id, False, None
-        with contextlib.suppress(BookKeeperError, TimeoutError):
+        from bookies.replication.operator.write_and_read import write_and_read
+
+        passed = False
+        with contextlib.suppress(BookKeeperError):
             client = (await self._connect()).client
-            try:
-                async with asyncio.timeout(SANITY_S):
-                    async with client.create(bookies=[bookie], password=SANITY_PASSWORD) as writer:
-                        ledger_id = writer.ledger_id
-                        await writer.append_many(SANITY_ENTRIES)
-                    async with client.open(ledger_id, password=SANITY_PASSWORD) as reader:
-                        payloads = [entry.payload async for entry in reader.read()]
-                    # A bookie that failed was replaced, and the entries are on another one.
-                    passed = payloads == SANITY_ENTRIES and (await client.metadata(ledger_id)).bookies == [bookie]
-            finally:
-                if ledger_id is not None:
-                    await client.delete(ledger_id)
+            passed = not await write_and_read(client, [self._server.bookie_id], SANITY_ENTRIES, SANITY_S)
         return {"passed": passed, "readOnly": False}
 
     async def _expand(self, request: Request) -> Response:

@@ -12,8 +12,8 @@ from tests.fakes.world import World, play
 from tests.unit.admin.verbs.test_explain import standing_of
 from tests.unit.client.repair.test_administration import remove, written
 
+from bookies.admin.metadata.metadata_check import check
 from bookies.admin.verbs.explain import _verdict
-from bookies.admin.verbs.metadata_check import check
 from bookies.admin.verbs.replication import verify_ledgers
 from bookies.model import LedgerMetadata
 

@@ -63,6 +63,7 @@ def test_calls_are_answered(world: World) -> None:
         space = (await caller.ask(request(token, "space")))["result"]
         assert (space["runs"], space["live_bytes"]) == (1, 0)
         assert (await caller.ask(request(token, "compact", kind="major", wait=True)))["result"]["runs"] == 2
+        assert (await caller.ask(request(token, "orphans")))["result"] == []
         assert (await caller.ask(request(token, "suspend", suspended=True)))["result"] is None
         assert "--resume" in (await caller.ask(request(token, "compact", kind="minor")))["error"]
         assert "no such entry log" in (await caller.ask(request(token, "why", log="/any/where/77.log")))["error"]

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import BOOKIE, JOURNAL_DIR, LEDGER_DIR, MACHINE, RATE, OneOf, Option, verb
 from bookies.admin.shared.common import metadata_uri, on_client, on_session, size_text, web_site
 from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
 from bookies.admin.shared.report import Report, Table, print_text
-from bookies.admin.verbs import balance, control, drain, format_command, scrub
+from bookies.admin.verbs import balance, control, drain, format_command, rename, scrub
 
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
@@ -246,13 +248,39 @@ async def _show(session: Session, arguments: argparse.Namespace) -> Report:
     from bookies.admin.verbs.cluster_health import about_all
 
     row = _row(bookie) | (await about_all(session, [bookie]))[0]
+    info = await session.driver.bookie_info(bookie.id)
+    if info is not None:
+        row |= {"endpoints": to_builtins(info.endpoints), "properties": dict(info.properties)}
     facts = announced_facts((await read_notes(session.driver)).by_bookie.get(bookie.id))
     lines = [
         f"{name:12} {size_text(float(str(value))) if name.startswith('disk') else value}"
         for name, value in (row | {"announced": announced_text(facts)}).items()
-        if name != "reasons" or value
+        if name not in ("endpoints", "properties", "reasons") or (name == "reasons" and value)
     ]
+    for endpoint in () if info is None else info.endpoints:
+        more = "".join(f" {word}" for word in (*endpoint.auth, *endpoint.extensions))
+        lines.append(f"endpoint     {endpoint.id} {endpoint.protocol}://{endpoint.host}:{endpoint.port}{more}")
+    lines += [f"property     {name}={value}" for name, value in (info.properties if info else {}).items()]
     return Report(row | facts, lines)
+
+
+async def _test(session: Session, arguments: argparse.Namespace) -> Report:
+    from bookies.model import BookieId
+    from bookies.replication.operator.write_and_read import write_and_read
+
+    if arguments.entries < 1 or arguments.timeout <= 0:
+        raise UsageError("--entries and --timeout must be above 0")
+    bookies = list(map(BookieId, dict.fromkeys(arguments.bookies)))
+    modes = await session.driver.modes()
+    for bookie in bookies:
+        if bookie not in modes or modes[bookie].value != "writable":
+            state = modes[bookie].value if bookie in modes else "not registered"
+            raise UsageError(f"bookie {bookie} is {state}, so nothing can be written to it; bk bookie list")
+    payloads = [b"entry %d" % number for number in range(arguments.entries)]
+    problem = await write_and_read(session.client, bookies, payloads, arguments.timeout)
+    facts = {"bookies": bookies, "entries": arguments.entries, "passed": not problem, "problem": problem}
+    text = problem or f"{arguments.entries:,} entries written to {', '.join(bookies)}, read, and deleted"
+    return Report(facts, [text], int(bool(problem)))
 
 
 async def _recover(client: Client, arguments: argparse.Namespace) -> Report:
@@ -307,7 +335,22 @@ VERBS = (
         Option("--after ID", "list only bookies with a greater id", default=""),
         Option("--limit COUNT", "list at most this number of bookies", int),
     ),
-    verb("bookie show", "show one bookie: address, mode, space", "bk bookie show b1", on_session(_show), BOOKIE),
+    verb(
+        "bookie show",
+        "show one bookie: address, mode, space, endpoints",
+        "bk bookie show b1",
+        on_session(_show),
+        BOOKIE,
+    ),
+    verb(
+        "bookie test",
+        "write a ledger to bookies, read it, delete it; the exit status is 1 if that fails",
+        "bk bookie test b1",
+        on_session(_test),
+        Option("bookies ID", "ids of the bookies; each gets every entry", values="+"),
+        Option("--entries COUNT", "number of entries (default 10)", int, default=10),
+        Option("--timeout SECONDS", "time for all of it (default 10)", float, default=10.0),
+    ),
     verb(
         "bookie repair",
         "repair a stopped bookie from its own files",
@@ -359,6 +402,7 @@ VERBS = (
     ),
     *drain.VERBS,
     *balance.VERBS,
+    *rename.VERBS,
     *control.VERBS,
     *scrub.VERBS,
     *format_command.VERBS,

@@ -81,6 +81,10 @@ def _records(
     rows: Iterator[Row] = itertools.chain.from_iterable(rows_of(disk, path, **settings) for path in paths)
     if arguments.ledger is not None:
         rows = (row for row in rows if row.get("ledger", arguments.ledger) == arguments.ledger)
+    if (ids := arguments.entries) is not None:
+        rows = (row for row in rows if row["row"] != "record" or row.get("entry", -1) in ids)
+    if (offsets := arguments.offsets) is not None:
+        rows = (row for row in rows if row["row"] != "record" or row["offset"] in offsets)
     if arguments.summary:
         rows = _summarized(rows)
     return _print_json(rows) if arguments.json else _print_records(rows)
@@ -249,10 +253,24 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
+def _payload(encode: Callable[[bytes], str]) -> Callable[[bytes], Row]:
+    return lambda payload: {"records": [{"payload": encode(payload)}]}
+
+
+def _interval(text: str) -> range:
+    """Return FIRST-LAST, both included, or one number, as a range."""
+    first, dash, last = text.partition("-")
+    if not all(number.isascii() and number.isdigit() for number in ((first, last) if dash else (first,))):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor FIRST-LAST")
+    return range(int(first), int(last or first) + 1)
+
+
 _DECODERS: dict[str, Callable[[bytes], Row]] = {
     "distributedlog": _records_of_distributedlog,
     "envelope": _record_of_envelope,
+    "hex": _payload(bytes.hex),
     "sets": _records_of_set,
+    "text": _payload(_text),
 }
 
 
@@ -425,11 +443,14 @@ def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
 
 _RECORDS = (
     Option("--ledger ID", "print only this ledger's records", int),
+    Option("--entries FIRST-LAST", "print only records of entries with these ids", _interval),
+    Option("--offsets FIRST-LAST", "print only records that begin at these bytes of their file", _interval),
     Option("--summary", "print the totals of each ledger, not its records", bool),
     Option("--record-size-max BYTES", "size in bytes above which a record counts as damaged", int),
     Option(
         "--records FORMAT",
-        "also print the records in each entry: distributedlog, or envelope (logs with key, headers and time)",
+        "also print what is in each entry: distributedlog, envelope (logs with key, headers and time), sets, or its "
+        "payload as text or hex",
         choices=tuple(_DECODERS),
     ),
 )

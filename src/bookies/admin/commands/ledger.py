@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.write import LedgerWriter
     from bookies.errors import MetadataCorrupt
-    from bookies.model import LedgerMetadata
+    from bookies.model import BookieId, LedgerMetadata
+    from bookies.protocol.repair import Fragment
 
 
 def _ledger_id(text: str) -> int:
@@ -140,18 +141,73 @@ def _left_open(ledger: LedgerWriter) -> str:
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
-    out = sys.stdout.buffer
-    end = b"" if arguments.raw else b"\n"
+    if arguments.bookie is not None:
+        return await _read_from(client, arguments)
     async with client.open(arguments.ledger, password=arguments.password.encode()) as ledger:
         async for batch in ledger.read_batches(arguments.first, arguments.last):
-            payloads = batch.payloads()
-            if arguments.json:
-                for entry_id, payload in enumerate(payloads, batch.first_entry_id):
-                    print_json({"entry": entry_id, "payload": payload})
-            else:
-                out.write(end.join(payloads) + end)
-        out.flush()
+            _print_payloads(batch.payloads(), batch.first_entry_id, arguments)
+        sys.stdout.buffer.flush()
     return 0
+
+
+async def _read_from(client: Client, arguments: argparse.Namespace) -> int:
+    """Print the entries that one bookie holds, each verified. Return 1 if one of them cannot be read."""
+    from bookies.client.base.arguments import bookie_id
+    from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, LedgerUnknownToBookie
+
+    administration, bookie = client.administration(), bookie_id(arguments.bookie)
+    ledger = await administration.record(arguments.ledger)
+    replicas = administration.access.replicas(ledger.metadata)
+    try:
+        held = await administration.list_entries(bookie, arguments.ledger)
+    except LedgerUnknownToBookie:
+        named = ", ".join(ledger.metadata.bookies)
+        print(
+            f"bk ledger: bookie {bookie} has no entry of ledger {arguments.ledger}; it is on {named}", file=sys.stderr
+        )
+        return 1
+    except (BookieUnreachable, ClientClosed):
+        raise
+    except BookKeeperError:  # After damage it cannot list entries. It is asked for all that it should hold.
+        held = _placed_on(bookie, await administration.fragments_of(ledger))
+    status = 0
+    for run in held:
+        at = max(run.start, arguments.first)
+        end = run.stop if arguments.last is None else min(run.stop, arguments.last + 1)
+        while at < end:
+            try:
+                batch = await replicas.read_batch(bookie, range(at, end))
+            except (BookieUnreachable, ClientClosed):
+                raise
+            except BookKeeperError as error:
+                print(f"bk ledger: entry {at}: {error}", file=sys.stderr)
+                at, status = at + 1, 1
+                continue
+            _print_payloads(batch.payloads(), batch.first_entry_id, arguments)
+            at = batch.last_entry_id + 1
+    sys.stdout.buffer.flush()
+    return status
+
+
+def _placed_on(bookie: BookieId, fragments: Sequence[Fragment]) -> list[range]:
+    """Return the entries that belong on a bookie, as runs."""
+    from bookies.protocol.repair.fragments import runs_of
+
+    return [
+        run
+        for fragment in fragments
+        if bookie in fragment.ensemble
+        for run in runs_of(fragment.stored(fragment.ensemble.index(bookie)))
+    ]
+
+
+def _print_payloads(payloads: Sequence[bytes], first: int, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        for entry_id, payload in enumerate(payloads, first):
+            print_json({"entry": entry_id, "payload": payload})
+    else:
+        end = b"" if arguments.raw else b"\n"
+        sys.stdout.buffer.write(end.join(payloads) + end)
 
 
 async def _tail(client: Client, arguments: argparse.Namespace) -> int:
@@ -391,6 +447,7 @@ VERBS = (
         _LEDGER,
         Option("--first", "id of the first entry to print (default 0)", int, default=0),
         Option("--last", "id of the last entry to print (default: the last confirmed entry)", int),
+        Option("--bookie ID", "read only from this bookie, the entries that it lists, confirmed or not"),
         Option("--raw", "print no line end after each entry", bool),
         _PASSWORD,
     ),

@@ -1,4 +1,4 @@
-"""`bk metadata`: create a cluster, show, dump, load and check its metadata, move it to another store."""
+"""`bk metadata`: create a cluster, show, dump, change, load and check its metadata, move or remove it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import asdict
 
-from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.command_line import MACHINE, Option, verb
-from bookies.admin.shared.common import metadata_uri, on_driver, refuse_memory, run_async, with_driver
+from bookies.admin.shared import Progress, Session, UsageError
+from bookies.admin.shared.command_line import MACHINE, OneOf, Option, verb
+from bookies.admin.shared.common import metadata_uri, on_driver, on_session, refuse_memory, run_async, with_driver
 from bookies.admin.shared.operators import object_to
 from bookies.admin.shared.report import Report, Table
 
@@ -99,7 +99,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 
 
 async def _check(arguments: argparse.Namespace) -> Report:
-    from bookies.admin.verbs.metadata_check import check
+    from bookies.admin.metadata.metadata_check import check
 
     async def body(driver: MetadataDriver) -> Report:
         progress = Progress("ledgers", None, quiet=arguments.json)
@@ -219,21 +219,55 @@ def _not_moved(left: list[Difference], was_there: bool) -> Report:
 
 
 async def _dump(arguments: argparse.Namespace) -> int:
-    from bookies.admin.verbs.metadata_dump import dump
+    from bookies.admin.metadata.metadata_dump import dump
 
     return await dump(arguments)
 
 
 async def _load(arguments: argparse.Namespace) -> Report:
-    from bookies.admin.verbs.metadata_dump import load
+    from bookies.admin.metadata.metadata_dump import load
 
     return await load(arguments)
+
+
+async def _compare(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata import metadata_apply
+
+    return await metadata_apply.compare(arguments)
+
+
+async def _apply(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata import metadata_apply
+
+    return await metadata_apply.apply(arguments)
+
+
+async def _changes(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata import metadata_apply
+
+    return await metadata_apply.changes(driver, arguments)
+
+
+async def _orphans(session: Session, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata.metadata_orphans import orphans
+
+    return await orphans(session, arguments)
+
+
+async def _nuke(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.metadata.metadata_nuke import nuke
+
+    return await nuke(arguments)
 
 
 def _awaited(body: Callable[[argparse.Namespace], Awaitable[T]]) -> Callable[[argparse.Namespace], T]:
     return lambda arguments: run_async(lambda: body(arguments))
 
 
+_RECORDS = (
+    Option("file FILE", "a dump with lines of ledgers, perhaps edited; - for standard input"),
+    Option("ledgers LEDGER", "ledger ids (default: all ledgers of the file)", int, values="*"),
+)
 VERBS = (
     verb(
         "metadata init",
@@ -255,9 +289,43 @@ VERBS = (
         "print all metadata as lines of JSON",
         "bk metadata dump --passwords > cluster.jsonl",
         _awaited(_dump),
+        Option(
+            "ledgers LEDGER",
+            "ledger ids: print only their records, with versions (default: all metadata)",
+            int,
+            values="*",
+        ),
         Option("--passwords", "include the ledgers' passwords, which `bk metadata load` needs", bool),
         description="Prints one line per ledger, cookie and record, and one for the ledger ids already used. Omits "
         "registrations. An unreadable ledger has a line of its own, and the exit status is 1.",
+    ),
+    verb(
+        "metadata diff",
+        "compare ledgers' records with a dump; the exit status is 1 if they differ",
+        "bk metadata diff cluster.jsonl 17",
+        _awaited(_compare),
+        *_RECORDS,
+    ),
+    verb(
+        "metadata apply",
+        "write ledgers' records from a dump, with a reason",
+        "bk metadata apply 17.jsonl --reason 'wrong end after the crash' --dry-run",
+        _awaited(_apply),
+        *_RECORDS,
+        Option("--reason TEXT", "reason, which `bk metadata changes` shows", is_required=True),
+        Option(
+            "--accept WORDS", "words that the command asks for if entries may be lost; may be repeated", may_repeat=True
+        ),
+        Option("--dry-run", "report the differences and dangers, write nothing", bool),
+        description="Writes each record only over the version that was compared, under the ledger's lock. A line of "
+        "`bk metadata dump LEDGER` applies only to the version that it shows. Also creates the record of a deleted "
+        "ledger again. Refuses a record that no client can use.",
+    ),
+    verb(
+        "metadata changes",
+        "show the last changes of records by operators: who, when, why, and the differences",
+        "bk metadata changes --json",
+        on_driver(_changes),
     ),
     verb(
         "metadata load",
@@ -276,6 +344,35 @@ VERBS = (
         _awaited(_check),
         description="Checks record formats, ensembles, cookies, ledger ids and the ledgers of logs. Reads only; can "
         "run at any time.",
+    ),
+    verb(
+        "metadata orphans",
+        "list records of ledgers of which no bookie has any entry; mark them, delete them after a wait",
+        "bk metadata orphans --mark",
+        on_session(_orphans),
+        OneOf(
+            Option("--mark", "mark what was found; a later --delete needs the mark", bool),
+            Option("--delete", "delete records that were marked long enough ago, and are orphaned still", bool),
+        ),
+        Option("--wait DURATION", "time between mark and deletion (default 24h)", default="24h"),
+        Option("--reason TEXT", "reason of --delete, which `bk metadata changes` shows", default=""),
+        Option("--rate RECORDS", "records to read per second, at most (default: no limit)", float),
+        Option("--dry-run", "report what would be marked or deleted", bool),
+        description="Asks every bookie for the entries of closed ledgers. A bookie that does not answer, or has a "
+        "cookie and is not registered, keeps its ledgers. Keeps ledgers that a log lists. The exit status is 1 while "
+        "there are orphans, or unknown ledgers. Entries without a record: bk bookie orphans.",
+    ),
+    verb(
+        "metadata nuke",
+        "remove the cluster from its metadata store, after a dump",
+        "bk metadata nuke --instance-id 2f0c... --dump /safe/cluster.jsonl --dry-run",
+        _awaited(_nuke),
+        Option("--instance-id ID", "instance id of the cluster, as `bk metadata show` prints it", is_required=True),
+        Option("--dump FILE", "new file for the dump, with passwords, that is written first", is_required=True),
+        Option("--dry-run", "check, and report what would be removed", bool),
+        description="Refuses while a bookie is registered, or auto-recovery runs. Deletes the instance id first, so no "
+        "bookie starts on a cluster that is half removed. Repeat the command after an interruption. Files of bookies "
+        "are not changed.",
     ),
     verb(
         "metadata migrate",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
@@ -156,6 +156,8 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
         if arguments.limit is not None and len(rows) >= arguments.limit:
             break
         for mark in marks:
+            if not _is_listed(mark.replicas, arguments):
+                continue
             report = reports.get(mark.ledger_id)
             rows.append(
                 {
@@ -172,6 +174,13 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
         for row in rows
     ]
     return Report(rows, [Table(("ledger", "bookies", "being repaired by", "why not yet"), cells, (0,))])
+
+
+def _is_listed(missing: Sequence[str], arguments: argparse.Namespace) -> bool:
+    wanted, others = arguments.missing, arguments.not_missing
+    return (not wanted or any(bookie in missing for bookie in wanted)) and not any(
+        bookie in missing for bookie in others
+    )
 
 
 def _reason(report: Mapping[str, Any] | None) -> str:
@@ -251,6 +260,10 @@ VERBS = (
         "list marked ledgers, the workers that repair them, and the reasons of failed repairs",
         "bk recovery list",
         on_driver(_list),
+        Option("--missing ID", "list only ledgers that lack this bookie's replicas; may be repeated", may_repeat=True),
+        Option(
+            "--not-missing ID", "leave out ledgers that lack this bookie's replicas; may be repeated", may_repeat=True
+        ),
         Option("--limit COUNT", "list at most this number of ledgers", int),
     ),
     verb(

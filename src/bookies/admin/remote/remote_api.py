@@ -97,7 +97,9 @@ class _Endpoint:
     def _given(self, request: Request) -> dict[str, Any]:
         """Return the values of a request by field. Raises `Problem` for those that the path does not accept."""
         row = self._row
-        given: dict[str, Any] = {**request.query, **request.document()}
+        lists = {field for field, option in options_of(verb_of(row.words)) if option.may_repeat}
+        query = {name: text.split(",") if name in lists else text for name, text in request.query.items()}
+        given: dict[str, Any] = {**query, **request.document()}
         for name in given:
             if name not in row.options:
                 accepted = ", ".join(row.options) or "none"

@@ -135,10 +135,16 @@ def _ask(server: Server, row: Exposed, given: Mapping[str, Any]) -> Any:
         path = path.replace(f"{{{name}}}", quote(str(given.get(name, THIS_BOOKIE)), safe=""))
     rest = {name: value for name, value in given.items() if name not in names}
     if row.method in ("GET", "DELETE"):
-        texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in rest.items()}
+        texts = {name: _query_text(value) for name, value in rest.items()}
         return server.ask(row.method, f"{path}?{urlencode(texts)}" if texts else path)
     query = "?dry_run=true" if rest.get("dry_run") else ""
     return server.ask(row.method, path + query, rest)
+
+
+def _query_text(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _all_pages(server: Server, words: str, given: dict[str, Any]) -> Report:

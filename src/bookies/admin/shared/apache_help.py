@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from bookies.admin.shared.report import Report, Table, print_report
-from bookies.apache.commands import HTTP, NOT_YET, SHELL, Counterpart
+from bookies.apache.commands import HTTP, NOT_DUE, SHELL, Counterpart
 
 
 def print_counterparts(words: Sequence[str]) -> int:
@@ -41,4 +41,4 @@ def _blocks(shown: dict[str, list[Counterpart]]) -> Iterator[str | Table]:
             if not is_first:
                 yield ""
             is_first = False
-            yield Table((title, "bk", ""), [(row.theirs, row.ours or NOT_YET, row.note) for row in table])
+            yield Table((title, "bk", ""), [(row.theirs, row.ours or NOT_DUE, row.note) for row in table])

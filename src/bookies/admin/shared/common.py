@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -297,10 +297,11 @@ def report_unreadable(noun: str, errors: Sequence[MetadataCorrupt]) -> int:
     return int(bool(errors))
 
 
-def print_json(value: Any) -> None:
-    """Print one line of JSON to stdout."""
-    json.dump(value, sys.stdout, default=_jsonable)
-    sys.stdout.write("\n")
+def print_json(value: Any, file: TextIO | None = None) -> None:
+    """Print one line of JSON, to stdout unless a file is given."""
+    file = sys.stdout if file is None else file
+    json.dump(value, file, default=_jsonable)
+    file.write("\n")
 
 
 def _jsonable(value: Any) -> Any:

@@ -40,8 +40,8 @@ COMMANDS = {
     "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (
         "bookies.admin.commands.bookie",
-        "run, list, show, drain, maintenance, balance, state, settings, disks, owed, read-only, read-write, space, gc, "
-        "compact, undelete, why-not-deleted, scrub, recover, repair, convert, format",
+        "run, list, show, test, drain, maintenance, balance, state, settings, disks, owed, read-only, read-write, "
+        "space, gc, compact, orphans, undelete, why-not-deleted, scrub, recover, rename, repair, convert, format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",
@@ -50,7 +50,7 @@ COMMANDS = {
     "gateway": ("bookies.admin.commands.gateway", "data over HTTP: run"),
     "metadata": (
         "bookies.admin.commands.metadata",
-        "the cluster's metadata: init, show, dump, load, check, migrate",
+        "the cluster's metadata: init, show, dump, diff, apply, changes, load, check, orphans, nuke, migrate",
     ),
     "token": (
         "bookies.admin.commands.token",

@@ -14,6 +14,7 @@ from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import MACHINE, OneOf, Option, Run, Verb, verb
 from bookies.admin.shared.common import OnBookie, find_data_directory, size_text
 from bookies.admin.shared.report import Report
+from bookies.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,27 @@ _ONE_AT_A_TIME = ("read-only", "read-write", "settings")
 CONNECT_S = 5.0
 LEDGER_ID_MAX = (1 << 63) - 1
 _SCANNED = ("entry_logs", "entry_log_bytes", "live_bytes")  # None until the bookie has scanned its entry logs
+_ORPHANS = {
+    "found": "no record; the next garbage collection puts it into quarantine",
+    "quarantined": "no record, in quarantine",
+    "surplus": "its record does not name this bookie, in quarantine",
+    "pinned": "no record, pinned by an operator: it is kept",
+}
 _ANOTHER = "name another of its ledger directories with --ledger-dir"
+
+
+def _orphans(arguments: argparse.Namespace) -> Report:
+    answers = dict(ask(path, "orphans", {}) for path in control_files(arguments))
+    return Report(answers, (f"{name}: {line}" for name, answer in answers.items() for line in _orphan_lines(answer)))
+
+
+def _orphan_lines(answer: Any) -> list[str]:
+    lines = []
+    for row in answer:
+        left_ms = row["left_ms"]
+        left = "" if left_ms is None else f", deleted in {duration_text(left_ms / 1000)} unless its record is back"
+        lines.append(f"ledger {row['ledger']}: {_ORPHANS.get(row['state'], row['state'])}{left}")
+    return lines or ["every ledger has a record"]
 
 
 def _call(call: str, given: Callable[[argparse.Namespace], dict[str, object]] = lambda arguments: {}) -> OnBookie:
@@ -277,6 +298,13 @@ VERBS = (
         ),
         Option("--wait", "wait until the compaction has ended", bool),
         example="--major --wait",
+    ),
+    _row(
+        "orphans",
+        "list ledgers with entries here and without a record, and when they are deleted",
+        OnBookie(_orphans, lambda arguments: [("orphans", {})], _orphan_lines),
+        description="Garbage collection puts them into quarantine, and deletes them after gc_quarantine_ms. bk bookie "
+        "undelete keeps a ledger. Records without entries: bk metadata orphans.",
     ),
     _row(
         "undelete",

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from bookies.errors import MetadataError, VersionConflict
 from bookies.metadata.interface.driver import GivenIds
+from bookies.metadata.interface.spent_ids import without
 from bookies.metadata.shared.nodes import (
     WORK,
     At,
@@ -141,6 +142,14 @@ class MemoryStore(TableStore):
         self._counters[NEXT_ID] = max(self._counters[NEXT_ID], ids.next_id)
         for first, last in ids.spent:
             self._spend(first, last)
+
+    def unspend(self, ledger_id: int) -> None:
+        self._spent = without(self._spent, ledger_id)
+
+    def clear(self) -> None:
+        items = {Key(table, name): item for table in Table for name, item in self._tables[table].items()}
+        self._end(items)
+        self._spent = IdSet(0)
 
     def _is_spent(self, ledger_id: int) -> bool:
         return ledger_id in self._spent

@@ -311,6 +311,22 @@ class SqliteStore(TableStore):
             for first, last in ids.spent:
                 self._spend(first, last)
 
+    def unspend(self, ledger_id: int) -> None:
+        with self._writing():
+            first, last = self._deleted_run(ledger_id)
+            if last < ledger_id:
+                return
+            self._change("DELETE FROM deleted_ledgers WHERE first = ?", first)
+            for start, end in ((first, ledger_id - 1), (ledger_id + 1, last)):
+                if start <= end:
+                    self._change("INSERT INTO deleted_ledgers (first, last) VALUES (?, ?)", start, end)
+
+    def clear(self) -> None:
+        with self._writing():
+            for table in Table:
+                self._end({Key(table, name): item for name, item in self._rows(table, "TRUE", {}, "x''")})
+            self._change("DELETE FROM deleted_ledgers")
+
     def _is_spent(self, ledger_id: int) -> bool:
         return self._deleted_run(ledger_id)[1] >= ledger_id
 

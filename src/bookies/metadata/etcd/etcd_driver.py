@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from bookies.errors import MetadataCorrupt
 from bookies.metadata.etcd.counted_etcd import CountedEtcd
 from bookies.metadata.etcd.etcd_bookies import Bookies
-from bookies.metadata.etcd.etcd_layout import Keys, check_layout
+from bookies.metadata.etcd.etcd_layout import Keys, check_layout, stop_of
 from bookies.metadata.etcd.etcd_ledgers import LedgerIds, Ledgers, SpentIds
-from bookies.metadata.etcd.etcd_port import Etcd, MadeAt, OutcomeUnknown, Put
+from bookies.metadata.etcd.etcd_port import Delete, Etcd, MadeAt, OutcomeUnknown, Put
 from bookies.metadata.etcd.etcd_records import KeyExists, KeyMissing, Records, Transactions
 from bookies.metadata.etcd.etcd_recovery import EtcdNodeStore
 from bookies.metadata.etcd.etcd_session import Session
@@ -30,6 +30,7 @@ from bookies.metadata.interface.driver import (
 )
 from bookies.metadata.interface.request_counts import RequestCounts
 from bookies.metadata.shared.observers import WatchedNames
+from bookies.metadata.shared.refusals import other_cluster
 from bookies.metadata.shared.session_driver import DriverParts, SessionDriver
 from bookies.metadata.shared.store_driver import parse_instance_id
 from bookies.model import BookieId, BookieInfo, BookieMode
@@ -122,10 +123,23 @@ class EtcdDriver(SessionDriver):
         await self._ids.raise_to(ids.next_id)
         await self._spent.restore(ids.spent)
 
+    async def remove_cluster(self, instance_id: str) -> None:
+        stored = await self.instance_id()
+        if stored not in (None, instance_id):
+            raise other_cluster(stored, instance_id)
+        parts = self._keys.parts()
+        deletions = [Delete(self._keys.scope), *map(Delete, parts)]
+        deletions += [Delete(f"{part}/", stop_of(f"{part}/")) for part in parts]
+        await self._values.repeat(lambda: self._requests.transact((), deletions))
+
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:
         self._require_open()
         return await self._ids.next()
+
+    async def unspend_id(self, ledger_id: int) -> None:
+        self._require_open()
+        await self._spent.take_out(ledger_id)
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         assert len(ledger_ids) <= READ_AT_ONCE

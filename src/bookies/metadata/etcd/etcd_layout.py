@@ -90,6 +90,11 @@ class Keys(Struct, frozen=True):
         first, _, rest = key.removeprefix(f"{self.scope}/").partition("/")
         return kind_below(rest) or first if first == "underreplication" else first
 
+    def parts(self) -> list[str]:
+        """Return the keys below the scope that the cluster uses, each alone or as the beginning of others."""
+        apache = ("layout", "instanceid", "cookies", "bookies", "buckets", "ledgers", "underreplication")
+        return [f"{self.scope}/{name}" for name in (*apache, "records", "spent")]
+
     def fixed(self, instance_id: str) -> list[tuple[str, bytes]]:
         """Return the keys and values of a new cluster, in Apache's order."""
         markers = ("cookies", "bookies", "bookies/writable", "bookies/readonly", "ledgers", "buckets")

@@ -27,7 +27,15 @@ from bookies.metadata.etcd.etcd_values import ATTEMPTS_MAX, Values, there_at
 from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
-from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
+from bookies.metadata.interface.spent_ids import (
+    SPENT_SIZE,
+    divided,
+    is_spent_list,
+    joined,
+    pack_spent,
+    parse_spent,
+    without,
+)
 from bookies.metadata.shared.refusals import check_version, deleted_before, not_found, taken
 from bookies.model import LedgerMetadata
 from bookies.protocol.quorums import IdSet
@@ -85,11 +93,23 @@ class SpentIds:
             while not await self._restore(number * SPENT_SIZE, added):
                 continue  # Another client changed the list, or we had not read it.
 
+    async def take_out(self, ledger_id: int) -> None:
+        """Remove one id."""
+        while not await self._replace(ledger_id, lambda ids: without(ids, ledger_id % SPENT_SIZE)):
+            continue  # Another client changed the list, or we had not read it.
+
     async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
+        def extended(ids: IdSet) -> IdSet:
+            for first, last in added:
+                ids.add(first, last + 1)
+            return ids
+
+        return await self._replace(base, extended)
+
+    async def _replace(self, base: int, change: Callable[[IdSet], IdSet]) -> bool:
+        """Write the list of an id, changed. False: it is not the one that was remembered; it is now."""
         key, ids, version = self.around(base)
-        for first, last in added:
-            ids.add(first, last + 1)
-        puts = [Put(key, pack_spent(ids))]
+        puts = [Put(key, pack_spent(change(ids)))]
         condition = WrittenAt(key, version)
         answer = await self._values.repeat(lambda: self._values.etcd.transact([condition], puts, [Get(key)]))
         if answer.is_met:

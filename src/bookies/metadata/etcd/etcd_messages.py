@@ -54,7 +54,7 @@ _COMPARE = Schema(
 )
 _RANGE = Schema({"key": (1, "bytes"), "range_end": (2, "bytes"), "limit": (3, "int"), "keys_only": (8, "int")})
 _PUT = Schema({"key": (1, "bytes"), "value": (2, "bytes"), "lease": (3, "int")})
-_DELETE = Schema({"key": (1, "bytes")})
+_DELETE = Schema({"key": (1, "bytes"), "range_end": (2, "bytes")})
 _OPERATION = Schema({"range": (1, _RANGE), "put": (2, _PUT), "delete": (3, _DELETE)})
 _TRANSACTION = Schema({"compare": (1, _COMPARE), "success": (2, _OPERATION), "failure": (3, _OPERATION)})
 _RANGE_ANSWER = Schema({"kvs": (2, _KEY_VALUE)})
@@ -118,7 +118,8 @@ def _operation(operation: Operation) -> tuple[str, Value]:
         return "range", [*fields, ("limit", operation.count_max), ("keys_only", int(operation.keys_only))]
     if isinstance(operation, Put):
         return "put", [("key", _key(operation.key)), ("value", operation.value), ("lease", operation.lease)]
-    return "delete", [("key", _key(operation.key))]
+    key: Message = [("key", _key(operation.key))]
+    return "delete", key if operation.stop is None else [*key, ("range_end", _key(operation.stop))]
 
 
 def parse_answer(data: bytes, operations: tuple[Sequence[Operation], Sequence[Operation]]) -> Answer:

@@ -94,9 +94,10 @@ class Put(Struct, frozen=True):
 
 
 class Delete(Struct, frozen=True):
-    """Operation: delete the key if it exists."""
+    """Operation: delete the key if it exists, or all keys from `key` to `stop` exclusively."""
 
     key: str
+    stop: str | None = None
 
 
 Operation = Get | Put | Delete

@@ -144,6 +144,15 @@ class MetadataDriver(ABC):
         Raises `MetadataError` if the store belongs to another cluster.
         """
 
+    @abstractmethod
+    async def remove_cluster(self, instance_id: str) -> None:
+        """Delete everything that this cluster has in the store, its ids handed out included.
+
+        The instance id is deleted first, or in the same step. So no bookie starts on a half removed cluster, and none
+        collects the data of ledgers whose records are deleted. Repeat the call after an interruption. Raises
+        `MetadataError` if the store belongs to another cluster or holds what belongs to none, with nothing changed.
+        """
+
     # -- ledgers -------------------------------------------------------------------------------------------------
     @abstractmethod
     async def next_ledger_id(self) -> int:
@@ -209,6 +218,12 @@ class MetadataDriver(ABC):
         """Delete a record; a missing one counts as success. Raises `VersionConflict` if the record has another version.
 
         The same step spends the id for ever: see `create_ledger`.
+        """
+
+    @abstractmethod
+    async def unspend_id(self, ledger_id: int) -> None:
+        """Allow `create_ledger` for the id of a deleted ledger. Only to create the record of that same ledger again:
+        bookies may hold its entries. Repeatable.
         """
 
     @abstractmethod

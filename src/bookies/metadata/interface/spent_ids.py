@@ -37,6 +37,15 @@ def parse_spent(path: str, data: bytes) -> IdSet:
     return ids
 
 
+def without(ids: IdSet, removed: int) -> IdSet:
+    """Return the set without one id."""
+    rest = IdSet(0)
+    for start, stop in ([(0, ids.bound)] if ids.bound > 0 else []) + ids.runs:
+        rest.add(start, min(stop, max(start, removed)))
+        rest.add(max(start, removed + 1), stop)
+    return rest
+
+
 def joined(lists: Mapping[int, IdSet]) -> tuple[tuple[int, int], ...]:
     """Return all ids of numbered lists as runs (first, last), ascending and not adjacent."""
     runs: list[tuple[int, int]] = []

@@ -186,6 +186,12 @@ class Nodes(Protocol):
 
     def restore_ids(self, ids: GivenIds) -> None: ...
 
+    def unspend(self, ledger_id: int) -> None:
+        """Allow the key of a deleted ledger to be created again."""
+
+    def clear(self) -> None:
+        """Delete all items and all spent numbers. The revision and the next number stay, so that neither returns."""
+
     def begin_session(self, lease_ms: int) -> int: ...
 
     def renew_session(self, session: int) -> bool:

@@ -44,8 +44,9 @@ def half_a_cluster() -> MetadataError:
     starting.
     """
     return MetadataError(
-        "the metadata store has no instance id, but cookies of bookies. Either `bk metadata migrate` was interrupted: "
-        "run it again. Or the instance id was lost: restore it from a bookie's VERSION file"
+        "the metadata store has no instance id, but cookies of bookies. If `bk metadata migrate`, `load` or `nuke` was "
+        "interrupted, which `bk metadata check` reports, run it again. Otherwise the instance id was lost: restore it "
+        "from a bookie's VERSION file"
     )
 
 

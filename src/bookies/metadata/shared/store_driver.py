@@ -290,6 +290,12 @@ class StoreDriver(MetadataDriver):
         if stored is not None and stored.data != data:
             raise other_cluster(stored.data.decode(), instance_id)
 
+    async def remove_cluster(self, instance_id: str) -> None:
+        stored = await self.instance_id()
+        if stored not in (None, instance_id):
+            raise other_cluster(stored, instance_id)
+        await self.run("remove_cluster", self._store.clear)
+
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:
         return await self.run("next_ledger_id", self._store.next_id)
@@ -356,6 +362,9 @@ class StoreDriver(MetadataDriver):
         outcome = await self._commit("delete_ledger", conditions, Delete(key))
         if not outcome.is_done and outcome.items[0] is not None:
             check_version(outcome.items[0].version, expected_version or 0, ledger_id=ledger_id)
+
+    async def unspend_id(self, ledger_id: int) -> None:
+        await self.run("unspend_id", self._store.unspend, ledger_id)
 
     async def ledger_ids(self, after: int = -1) -> AsyncIterator[Sequence[int]]:
         while ids := await self._ids_after(after):

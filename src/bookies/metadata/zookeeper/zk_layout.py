@@ -284,6 +284,13 @@ def ledger_id_of(root: str, path: str) -> int | None:
     return ledger_id if ledger_id <= LEDGER_ID_MAX else None
 
 
+def is_of_cluster(child: str) -> bool:
+    """Report whether a child of ROOT belongs to the cluster, in any manager's layout."""
+    patterns = (_SHORT_PARENT, _LONG_PARENT, _FLAT_LEAF)
+    is_named = child in (*_NOT_LEDGERS, "underreplication") or child.startswith("ID-")
+    return is_named or any(pattern.fullmatch(child) for pattern in patterns)
+
+
 def tops_among(manager: Manager, children: Sequence[str]) -> list[tuple[str, int]]:
     """Return the children of ROOT that contain ledgers, with the depth of the ledgers' paths, in the order of ids.
 

@@ -15,7 +15,15 @@ from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt, Met
 from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
-from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
+from bookies.metadata.interface.spent_ids import (
+    SPENT_SIZE,
+    divided,
+    is_spent_list,
+    joined,
+    pack_spent,
+    parse_spent,
+    without,
+)
 from bookies.metadata.shared.refusals import check_version, deleted_before, taken
 from bookies.metadata.zookeeper.zk_groups import Groups
 from bookies.metadata.zookeeper.zk_layout import (
@@ -93,6 +101,18 @@ class SpentIds:
             data = await self._nodes.read(path)
             lists[int(name, 16)] = parse_spent(path, b"" if data is None else data[0])
         return joined(lists)
+
+    async def take_out(self, ledger_id: int) -> None:
+        """Remove one id."""
+        while True:
+            path, ids, version = await self.around(ledger_id)
+            self.forget(path)
+            rest = pack_spent(without(ids, ledger_id % SPENT_SIZE))
+            try:
+                await self._nodes.zookeeper.set(path, rest, version)
+                return
+            except (Refusal, OutcomeUnknown, SessionExpired):
+                continue  # Another client changed the list, or the next attempt determines the outcome.
 
     async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
         """Add runs of ids (first, last)."""

@@ -7,6 +7,7 @@ is read, or remembered from an earlier read. Source: metadata 0.2 and 5.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -15,8 +16,10 @@ from bookies.metadata.shared.store_driver import VERSIONS_COUNT_MAX
 from bookies.metadata.zookeeper.zk_layout import Paths, parent_of
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
+    Delete,
     NodeExists,
     NodeMissing,
+    NotEmpty,
     OutcomeUnknown,
     Refusal,
     Stat,
@@ -26,6 +29,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 T = TypeVar("T")
 
 ATTEMPTS_MAX = 4  # attempts of a repeatable operation while its outcome is unknown
+REMOVED_AT_ONCE = 100  # znodes deleted in one request
 
 
 class ZkNodes:
@@ -114,6 +118,23 @@ class ZkNodes:
             except (Refusal, OutcomeUnknown, SessionExpired):
                 return
             parent = parent_of(parent)
+
+    async def remove_tree(self, path: str) -> None:
+        """Delete a znode and everything below it, if it is there. Repeatable after an interruption."""
+        listed = await self.children(path)
+        left = [] if listed is None else [f"{path}/{child}" for child in listed[0]]
+        while left:
+            deletions = [Delete(child) for child in left[-REMOVED_AT_ONCE:]]
+            try:
+                await self.repeat(lambda operations=deletions: self.zookeeper.multi(operations))  # type: ignore[misc]
+            except NotEmpty as refusal:
+                await self.remove_tree(refusal.path)
+            except NodeMissing as refusal:
+                left.remove(refusal.path)
+            else:
+                del left[-REMOVED_AT_ONCE:]
+        with contextlib.suppress(NodeMissing):
+            await self.repeat(lambda: self.zookeeper.delete(path))
 
     # -- versions ------------------------------------------------------------------------------------------------
     def remember(self, path: str, stat: Stat | None) -> None:

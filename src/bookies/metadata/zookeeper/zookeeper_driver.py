@@ -24,6 +24,7 @@ from bookies.metadata.interface import Watch
 from bookies.metadata.interface.driver import READ_AT_ONCE, GivenIds, LedgerEvent, Versioned
 from bookies.metadata.interface.request_counts import RequestCounts
 from bookies.metadata.shared.observers import WatchedNames
+from bookies.metadata.shared.refusals import other_cluster
 from bookies.metadata.shared.session_driver import DriverParts, SessionDriver
 from bookies.metadata.shared.store_driver import parse_instance_id
 from bookies.metadata.zookeeper.counted_zookeeper import CountedZooKeeper
@@ -33,6 +34,7 @@ from bookies.metadata.zookeeper.zk_ids import LedgerIds
 from bookies.metadata.zookeeper.zk_layout import (
     Manager,
     Paths,
+    is_of_cluster,
     managers_of,
     pack_layout,
     parent_of,
@@ -47,6 +49,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Create,
     NodeExists,
     NodeMissing,
+    NotEmpty,
     OutcomeUnknown,
     Refusal,
     ZooKeeper,
@@ -217,10 +220,30 @@ class ZooKeeperDriver(SessionDriver):
         await self._ids.raise_to(self._ledgers.manager, ids.next_id)
         await self._spent.restore(ids.spent)
 
+    async def remove_cluster(self, instance_id: str) -> None:
+        stored = await self.instance_id()
+        if stored not in (None, instance_id):
+            raise other_cluster(stored, instance_id)
+        nodes, paths = self._nodes, self._paths
+        await nodes.remove_tree(paths.instance_id)
+        listed = await nodes.children(paths.root)
+        children = [] if listed is None else list(filter(is_of_cluster, listed[0]))
+        for child in children:
+            if f"{paths.root}/{child}" != paths.layout:  # The layout says where ledgers are, so it is the last.
+                await nodes.remove_tree(f"{paths.root}/{child}")
+        await nodes.remove_tree(paths.own)
+        await nodes.remove_tree(paths.layout)
+        with contextlib.suppress(NotEmpty, NodeMissing):  # What is not the cluster's stays.
+            await nodes.repeat(lambda: self._requests.delete(paths.root))
+
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:
         self._require_open()
         return await self._ids.next(self._ledgers.manager)
+
+    async def unspend_id(self, ledger_id: int) -> None:
+        self._require_open()
+        await self._spent.take_out(ledger_id)
 
     async def current_ledgers(
         self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()

@@ -171,6 +171,10 @@ class CollectionLoop:
         """Restore a ledger from quarantine and pin it. Raises InvalidArgument."""
         await self._parts.removals.pin(ledger_id, self._parts.runtime.clock.wall_ms())
 
+    async def orphans(self) -> list[dict[str, object]]:
+        """Return the ledgers with entries here and without a record, see `LedgerCollection.orphans`."""
+        return await self._ledgers.orphans()
+
     def space(self) -> dict[str, object]:
         """Report disk usage, and why space is not freed. None: not known yet, after a start."""
         return {"ledgers": sum(1 for _ in self._parts.index.ledger_ids()), **self.figures()}

@@ -121,6 +121,25 @@ class LedgerCollection:
         await self.lift(reappeared)
         await self._delete_expired(set(missing), now_ms)
 
+    async def orphans(self) -> list[dict[str, object]]:
+        """Return the local ledgers without a record, and surplus ones in quarantine, with the rest of their quarantine.
+
+        Changes nothing. `left_ms`: None outside of quarantine. Raises: MetadataError.
+        """
+        local = sorted(self._index.ledger_ids())
+        await self._records.check_instance()
+        missing, _ = await self._compare(local)
+        surplus = self._removals.in_state(QuarantineState.SURPLUS)
+        rows: list[dict[str, object]] = []
+        for ledger_id in sorted({*missing, *surplus}):
+            removal = self._removals.get(ledger_id)
+            row: dict[str, object] = {"ledger": ledger_id, "state": "found", "since_ms": None, "left_ms": None}
+            if removal is not None:
+                row |= {"state": removal.state.name.lower(), "since_ms": removal.since_ms}
+                row["left_ms"] = self.quarantine.left_ms(ledger_id, removal) if removal.is_quarantined else None
+            rows.append(row)
+        return rows
+
     async def _compare(self, local: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return (local ledgers that the metadata does not list, removed or quarantined ledgers that it lists)."""
         states = (QuarantineState.QUARANTINED, QuarantineState.PINNED, QuarantineState.DELETED)

@@ -65,6 +65,32 @@ def test_entry_log(bookie: pathlib.Path, bk: Any) -> None:
     assert out.count("entry") >= 18
 
 
+def test_ranges_and_bodies(bookie: pathlib.Path, bk: Any) -> None:
+    def records(kind: str, *options: object) -> list[dict[str, Any]]:
+        path = bookie / ("journal" if kind == "journal" else "ledgers")
+        status, out, _ = bk(kind, path, "--json", *options)
+        assert status == 0
+        return [row for row in json.loads(out) if row["row"] == "record"]
+
+    every = records("entrylog", "--ledger", 1)
+    assert [row["entry"] for row in every] == [0, 1, 2, 3, 4, 5]
+    assert [row["entry"] for row in records("entrylog", "--ledger", 1, "--entries", "2-3")] == [2, 3]
+    offsets = f"{every[1]['offset']}-{every[2]['offset']}"
+    chosen = [row for row in records("entrylog", "--offsets", offsets) if row["ledger"] == 1]
+    assert [row["entry"] for row in chosen] == [1, 2]
+    assert [row["kind"] for row in records("journal", "--ledger", 1, "--entries", "5")] == ["entry"]
+    [text] = records("entrylog", "--ledger", 1, "--entries", 0, "--records", "text")
+    [digits] = records("entrylog", "--ledger", 1, "--entries", 0, "--records", "hex")
+    payload = text["records"][0]["payload"]
+    assert payload
+    assert bytes.fromhex(digits["records"][0]["payload"]).decode("utf-8", "backslashreplace") == payload
+    _, out, _ = bk("entrylog", bookie / "ledgers", "--ledger", 1, "--entries", 0, "--records", "text")
+    assert f"    payload {payload}" in out
+    for wrong in ("x", "1-", "-1", "1-x"):
+        with pytest.raises(SystemExit):
+            main(["inspect", "journal", str(bookie / "journal"), f"--entries={wrong}"])
+
+
 def test_damage_is_exit_status_1(bookie: pathlib.Path, bk: Any) -> None:
     log = bookie / "ledgers" / "current" / "0.log"
     log.write_bytes(log.read_bytes() + b"\xff" * 64)

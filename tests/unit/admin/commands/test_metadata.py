@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bookies.admin.cli import main
-from bookies.admin.verbs.metadata_check import check
+from bookies.admin.metadata.metadata_check import check
 from bookies.config import BookieConfig
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore

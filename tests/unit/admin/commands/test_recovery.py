@@ -128,6 +128,25 @@ def test_ledgers_and_why_they_are_not_repaired(store: pathlib.Path, capsys: pyte
     assert rows[0]["report"]["losses"] == [loss]
 
 
+def test_marks_are_chosen_by_the_bookies_that_they_name(
+    store: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fill(driver: MetadataDriver) -> None:
+        for ledger_id, bookies in ((1, "b1"), (2, "b2"), (3, "b1 b2"), (4, "b3"), (5, "")):
+            await driver.recovery.mark(ledger_id, list(map(BookieId, bookies.split())), 1_000)
+
+    on(store, fill)
+    for words, expected in (
+        (["--missing", "b1"], [1, 3]),
+        (["--missing", "b1", "--missing", "b3"], [1, 3, 4]),
+        (["--not-missing", "b1"], [2, 4, 5]),
+        (["--missing", "b2", "--not-missing", "b1"], [2]),
+        (["--missing", "b1", "--limit", "1"], [1]),
+    ):
+        assert bk("list", "--json", *words) == 0
+        assert [row["ledger"] for row in json.loads(capsys.readouterr().out)] == expected
+
+
 def test_what_is_said_of_ledgers_is_the_latest(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever has said it, and each counts once."""
 

@@ -50,6 +50,12 @@ def test_reading_verbs_answer_with_the_facts_of_their_commands(serve: Serve) -> 
         entry = (await facts(f"/ledgers/{ledger_id}/entries/1/explain"))["entry"]
         assert [replica["state"] for replica in entry["replicas"]] == ["stored"]
         assert await facts("/drains") == await facts("/maintenance") == await facts("/recovery/ledgers") == []
+        await client._driver.recovery.mark(ledger_id, [BookieId("b1"), BookieId("b2")], 1_000)
+        for query, count in (("missing=b1", 1), ("missing=b3,b2", 1), ("missing=b3", 0), ("not_missing=b2", 0)):
+            assert len(await facts(f"/recovery/ledgers?{query}")) == count
+        assert await facts("/bookies/-/orphans") == {"b1": []}
+        assert await facts("/metadata/changes") == []
+        assert await facts("/metadata/orphans") == {"records": 1, "orphans": [], "unknown": [], "deleted": []}
         assert (await facts("/recovery"))["is_enabled"] is True
         assert await facts("/recovery/delay") == {"seconds": None}
         for path, status in (

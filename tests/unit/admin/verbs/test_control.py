@@ -90,6 +90,25 @@ def test_each_verb_is_a_call(
     assert json.loads(capsys.readouterr().out) == {"b1": endpoint.answer["result"]}
 
 
+def test_orphans_are_listed_with_their_state(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    states = (("found", None), ("quarantined", 3_600_000), ("pinned", None))
+    rows = [
+        {"ledger": number, "state": state, "since_ms": None, "left_ms": left_ms}
+        for number, (state, left_ms) in enumerate(states)
+    ]
+    endpoint.answer = {"result": rows}
+    assert main(["bookie", "orphans"]) == 0
+    assert endpoint.asked == [{"token": "t", "call": "orphans", "arguments": {}}]
+    assert capsys.readouterr().out.splitlines() == [
+        "b1: ledger 0: no record; the next garbage collection puts it into quarantine",
+        "b1: ledger 1: no record, in quarantine, deleted in 60 min unless its record is back",
+        "b1: ledger 2: no record, pinned by an operator: it is kept",
+    ]
+    endpoint.answer = {"result": []}
+    assert main(["bookie", "orphans"]) == 0
+    assert capsys.readouterr().out == "b1: every ledger has a record\n"
+
+
 def test_a_setting_has_its_place(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"name": "port", "value": 4000, "source": "file", "where": "bk.toml:5", "changeable": False}
     endpoint.answer = {"result": [row, row | {"name": "host", "source": "default", "where": ""}]}

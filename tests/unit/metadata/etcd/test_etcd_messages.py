@@ -27,7 +27,7 @@ def field(number: int, content: bytes) -> bytes:
 def test_a_transaction() -> None:
     packed = messages.pack_transaction(
         [WrittenAt("a", 5), MadeAt("b", 0), WrittenAt("c", -1), HeldBy("d", 300)],
-        [Put("a", b"xy", 9), Delete("b")],
+        [Put("a", b"xy", 9), Delete("b"), Delete("c/", "c0")],
         [Get("a", "b", 100, keys_only=True), Get("a")],
     )
     assert packed == b"".join(
@@ -38,6 +38,7 @@ def test_a_transaction() -> None:
             field(1, b"\x10\x04\x1a\x01d\x40\xac\x02"),
             field(2, field(2, b"\x0a\x01a\x12\x02xy\x18\x09")),
             field(2, field(3, b"\x0a\x01b")),
+            field(2, field(3, b"\x0a\x02c/\x12\x02c0")),
             field(3, field(1, b"\x0a\x01a\x12\x01b\x18\x64\x40\x01")),
             field(3, field(1, b"\x0a\x01a\x18\x00\x40\x00")),
         ]

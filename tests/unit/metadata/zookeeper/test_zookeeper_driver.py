@@ -29,7 +29,7 @@ from bookies.metadata.formats import parse_ledger
 from bookies.metadata.formats.serde import parse_bookie_info
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
-from bookies.metadata.zookeeper.zk_layout import SHORT_ID_STOP, Manager, ledger_id_of, pack_layout
+from bookies.metadata.zookeeper.zk_layout import SHORT_ID_STOP, Manager, ledger_id_of, ledger_path, pack_layout
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
     Create,
@@ -545,3 +545,26 @@ def test_strange_names_among_the_bookies_are_skipped() -> None:
 
 def test_a_refusal_says_which_znode() -> None:
     assert str(NodeMissing("/a", 3)) == "NodeMissing: /a"
+
+
+def test_a_removed_cluster_leaves_what_is_not_its_own() -> None:
+    """Also after an interruption in the middle, when the instance id is gone and ledgers are left."""
+
+    async def body(server: Server, driver: ZooKeeperDriver) -> None:
+        instance_id = await driver.initialize_cluster()
+        for number in range(250):
+            await driver.create_ledger(ledger(number))
+        await driver.create_record("logs/events", b"record")
+        for path in ("/ledgers/foreign", "/ledgers/foreign/child", "/other"):
+            await driver.zookeeper.create(path, b"", Acl.OPEN)
+        await driver.zookeeper.delete("/ledgers/INSTANCEID")
+        await driver.zookeeper.delete(str(ledger_path("/ledgers", Manager.HIERARCHICAL, 7)))
+        await driver.remove_cluster(instance_id)
+        assert sorted(server.nodes) == ["/", "/ledgers", "/ledgers/foreign", "/ledgers/foreign/child", "/other"]
+        await driver.remove_cluster(instance_id)
+        await driver.zookeeper.delete("/ledgers/foreign/child")
+        await driver.zookeeper.delete("/ledgers/foreign")
+        await driver.remove_cluster(instance_id)
+        assert sorted(server.nodes) == ["/", "/other"]
+
+    play(body)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import metadata_uri, print_json, refuse_memory, with_driver
@@ -16,25 +17,34 @@ if TYPE_CHECKING:
 
 
 async def dump(arguments: argparse.Namespace) -> int:
-    """Print all metadata. Return 1 if a ledger's record is unreadable."""
+    """Print all metadata, or the named ledgers. Return 1 if a ledger's record is unreadable."""
+    from bookies.admin.metadata.metadata_apply import dump_ledgers
+
+    async def body(driver: MetadataDriver) -> int:
+        if arguments.ledgers:
+            return await dump_ledgers(driver, arguments.ledgers, passwords=arguments.passwords)
+        return await dump_to(driver, sys.stdout, passwords=arguments.passwords)
+
+    return await with_driver(metadata_uri(arguments), body)
+
+
+async def dump_to(driver: MetadataDriver, file: TextIO, *, passwords: bool) -> int:
+    """Write all metadata as lines. Return 1 if a ledger's record is unreadable."""
     from bookies.metadata.dump_format import FORMAT, pack_item
     from bookies.metadata.transfer import Damaged, read_items
 
-    async def body(driver: MetadataDriver) -> int:
-        first = {"kind": "cluster", "format": FORMAT, "instance_id": await driver.instance_id(), "from": driver.uri}
-        print_json(first)
-        progress = Progress("lines", None)
-        count, is_damaged = 1, False
-        async for item in read_items(driver):
-            print_json(pack_item(item, passwords=arguments.passwords))
-            is_damaged |= isinstance(item, Damaged)
-            count += 1
-            progress.update(count)
-        print_json({"kind": "end", "lines": count + 1})
-        progress.clear()
-        return int(is_damaged)
-
-    return await with_driver(metadata_uri(arguments), body)
+    first = {"kind": "cluster", "format": FORMAT, "instance_id": await driver.instance_id(), "from": driver.uri}
+    print_json(first, file)
+    progress = Progress("lines", None)
+    count, is_damaged = 1, False
+    async for item in read_items(driver):
+        print_json(pack_item(item, passwords=passwords), file)
+        is_damaged |= isinstance(item, Damaged)
+        count += 1
+        progress.update(count)
+    print_json({"kind": "end", "lines": count + 1}, file)
+    progress.clear()
+    return int(is_damaged)
 
 
 def _lines(path: str) -> Iterator[dict[str, Any]]:
@@ -59,7 +69,7 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
     raise UsageError(f"{path} is not complete: its last line is missing. No cluster was created")
 
 
-def _read_dump(path: str) -> tuple[str, str, int]:
+def read_dump(path: str) -> tuple[str, str, int]:
     """Check a dump. Return (instance id, URI of its origin, number of items). Raises UsageError, InvalidArgument."""
     from bookies.metadata.dump_format import FORMAT, parse_item
     from bookies.metadata.interface.driver import GivenIds
@@ -87,7 +97,7 @@ async def load(arguments: argparse.Namespace) -> Report:
 
     uri = metadata_uri(arguments)
     refuse_memory(uri)
-    instance_id, origin, count = _read_dump(arguments.file)
+    instance_id, origin, count = read_dump(arguments.file)
     facts = {"metadata": uri, "instance_id": instance_id, "items": count}
     if arguments.dry_run:
         return Report(facts, [f"{count:,} lines of cluster {instance_id}, from {origin}, can be loaded"])

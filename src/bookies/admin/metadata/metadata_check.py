@@ -6,6 +6,7 @@ Findings have stable names for scripts:
 |---|---|
 | no-cluster | there is no instance id |
 | half-migrated | `bk metadata migrate` or `load` was interrupted |
+| half-removed | `bk metadata nuke` was interrupted |
 | cookie-unreadable | a cookie cannot be parsed |
 | cookie-misplaced | a cookie is that of a bookie with another name |
 | cookie-of-another-cluster | a cookie has another instance id, so its bookie does not start |
@@ -32,6 +33,7 @@ from collections.abc import Callable
 
 from msgspec import Struct, field
 
+from bookies.admin.metadata.metadata_nuke import REMOVAL
 from bookies.client.base.segments import LOGS, LogStore
 from bookies.errors import BookKeeperError, CorruptRecord, LedgerNotFound, MetadataCorrupt, NotSupported, RecordNotFound
 from bookies.metadata.formats.recovery_items import read_settings
@@ -78,7 +80,9 @@ async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda
         result.add("no-cluster", "", "there is no instance id, so no bookie starts and no client connects")
     if MARK in await driver.record_names(MARK):
         result.add("half-migrated", "", "`bk metadata migrate` or `load` was interrupted: repeat the command")
-    lists = await _lists(driver, result)  # before the ledgers: a ledger is created before a list names it
+    if instance_id is None and REMOVAL in await driver.record_names(REMOVAL):
+        result.add("half-removed", "", "`bk metadata nuke` was interrupted: repeat the command; restore no instance id")
+    lists = await lists_of_logs(driver, result)  # before the ledgers: a ledger is created before a list names it
     await _check_cookies(driver, instance_id, result)
     ledgers = await _check_ledgers(driver, result, progress)
     for log, ledger_ids in lists.items():
@@ -199,7 +203,7 @@ def _check_record(record: LedgerMetadata, result: CheckResult) -> None:
         result.add("ledger-end", record.ledger_id, detail)
 
 
-async def _lists(driver: MetadataDriver, result: CheckResult) -> dict[str, list[int]]:
+async def lists_of_logs(driver: MetadataDriver, result: CheckResult) -> dict[str, list[int]]:
     """Return the ledgers of every log. Report logs that cannot be read."""
     lists: dict[str, list[int]] = {}
     for name in await driver.record_names(LOGS):

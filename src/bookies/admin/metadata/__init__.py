@@ -1,0 +1,1 @@
+"""The verbs of `bk metadata` that are more than a screen."""

@@ -1,0 +1,235 @@
+"""`bk metadata dump LEDGER`, `diff`, `apply`, `changes`: what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.admin.commands.test_metadata import fill, ledger, on
+
+from bookies.admin.cli import main
+from bookies.admin.metadata.metadata_apply import apply
+from bookies.errors import LedgerLocked
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.shared import change_log
+from bookies.model import LedgerMetadata, LedgerState
+
+REASON = ["--reason", "a test"]
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "store"
+    directory.mkdir()
+    on(directory, fill)
+    monkeypatch.setenv("BK_METADATA", f"file:{directory}")
+    return directory
+
+
+def record(store: pathlib.Path, ledger_id: int) -> LedgerMetadata:
+    read: list[LedgerMetadata] = []
+
+    async def body(driver: MetadataDriver) -> None:
+        read.append((await driver.read_ledger(ledger_id)).metadata)
+
+    on(store, body)
+    return read[0]
+
+
+@pytest.fixture
+def dumped(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Dump ledgers, with changes to the first line of one, into a file; return its path."""
+
+    def dump(*ledgers: int, words: tuple[str, ...] = (), **changes: object) -> str:
+        capsys.readouterr()
+        assert main(["metadata", "dump", *map(str, ledgers), *words]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["kind"] for line in lines] == ["cluster", *["ledger"] * len(ledgers), "end"]
+        lines[1].update(changes)
+        path = store.parent / "part.jsonl"
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return str(path)
+
+    return dump
+
+
+def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_harmless_change_is_written_and_noted(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(3, custom_metadata={"app": "x"})
+    assert main(["metadata", "diff", path]) == 1
+    assert "label app        - -> x" in capsys.readouterr().out
+    assert main(["metadata", "apply", path, *REASON, "--dry-run"]) == 0
+    assert "nothing was changed" in capsys.readouterr().err
+    assert record(store, 3).custom_metadata == {}
+    assert main(["metadata", "apply", path, *REASON, "--json"]) == 0
+    assert read_json(capsys)["changed"] == [3]
+    assert record(store, 3) == ledger(3).replace(custom_metadata={"app": b"x"}, ctime_ms=record(store, 3).ctime_ms)
+    assert main(["metadata", "changes", "--json"]) == 0
+    [line] = read_json(capsys)
+    assert (line["what"], line["reason"]) == ("ledger 3", "a test")
+    assert line["differences"] == [{"field": "label app", "before": "-", "after": "x"}]
+    assert main(["metadata", "changes"]) == 0
+    assert "ledger 3: a test\n  label app        - -> x" in capsys.readouterr().out
+    assert main(["metadata", "apply", path, *REASON]) == 0  # It is the same: the version does not matter.
+    assert "1 ledger is the same" in capsys.readouterr().out
+
+
+def test_what_may_lose_entries_needs_the_words(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(3, 4, last_entry=2, length=30)
+    assert main(["metadata", "apply", path, *REASON]) == 1
+    printed = capsys.readouterr()
+    assert "danger: entries 3 to 4 are cut off" in printed.out
+    assert '--accept "ledger 3 may lose data"' in printed.err
+    assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 4 may lose data"]) == 1
+    assert record(store, 3).last_entry_id == 4
+    assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 3 may lose data"]) == 0
+    assert (record(store, 3).last_entry_id, record(store, 3).password) == (2, b"s3cret")
+
+
+def test_a_record_that_changed_since_the_dump_is_not_overwritten(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(3, custom_metadata={"app": "x"})
+
+    async def change(driver: MetadataDriver) -> None:
+        stored = await driver.read_ledger(3)
+        await driver.write_ledger(stored.metadata.replace(custom_metadata={"app": b"y"}), stored.version)
+
+    on(store, change)
+    for words in ([], ["--dry-run"]):
+        assert main(["metadata", "apply", path, *REASON, *words]) == 1
+        assert "has changed since it was dumped" in capsys.readouterr().err
+    assert record(store, 3).custom_metadata == {"app": b"y"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"ack_quorum": 3}, "was not written"),
+        ({"ensembles": [{"first": 0, "bookies": ["b1", "b1"]}]}, "no client can use such a record"),
+        ({"ensembles": []}, "was not written"),
+        ({"ledger": "x"}, "'x' is not a ledger id"),
+    ],
+)
+def test_a_record_that_nobody_can_use_is_never_written(
+    store: pathlib.Path,
+    dumped: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    text: str,
+) -> None:
+    path = dumped(3, **changes)
+    assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 3 may lose data"]) in (1, 2)
+    assert text in capsys.readouterr().err
+    assert record(store, 3).ensembles == ledger(3).ensembles
+
+
+def test_files_and_reasons_that_will_not_do(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(3)
+    assert main(["metadata", "apply", path, "--reason", " "]) == 2
+    assert "write one line of text" in capsys.readouterr().err
+    assert main(["metadata", "diff", path, "5"]) == 2
+    assert "has no line of ledger 5" in capsys.readouterr().err
+    assert main(["metadata", "diff", f"{path}x"]) == 2
+    pathlib.Path(path).write_bytes(b"\xff\n")
+    assert main(["metadata", "diff", path]) == 2
+    pathlib.Path(path).write_text('{"kind": "cluster", "instance_id": "other"}\n{"kind": "ledger", "ledger": 3}\n')
+    assert main(["metadata", "diff", path]) == 2
+    assert "is a dump of cluster other" in capsys.readouterr().err
+    assert main(["metadata", "dump", "99"]) == 2
+
+
+def test_a_deleted_ledger_is_restored(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(3, words=("--passwords",))
+
+    async def delete(driver: MetadataDriver) -> None:
+        await driver.delete_ledger(3)
+
+    before = record(store, 3)
+    on(store, delete)
+    assert main(["metadata", "diff", path]) == 1
+    assert "ledger 3: deleted" in capsys.readouterr().out
+    assert main(["metadata", "apply", path, *REASON]) == 0
+    assert record(store, 3) == before.replace(stores_ctime=True)
+
+    async def open_and_delete(driver: MetadataDriver) -> None:
+        await driver.create_ledger(ledger(50, LedgerState.OPEN))
+
+    on(store, delete)
+    path = dumped(5, words=("--passwords",), ensembles=[{"first": 0, "bookies": ["b1", "b1"]}], ledger=3)
+    assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 3 may lose data"]) == 1
+    assert "no client can use such a record" in capsys.readouterr().err
+    on(store, open_and_delete)
+    path = dumped(50, words=("--passwords",))
+
+    async def delete_open(driver: MetadataDriver) -> None:
+        await driver.delete_ledger(50)
+
+    on(store, delete_open)
+    assert main(["metadata", "apply", path, *REASON]) == 1
+    assert "it was not closed when it was dumped" in capsys.readouterr().out
+
+
+def test_an_unreadable_record_is_replaced_with_the_words(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(4, words=("--passwords",))
+    before = record(store, 4)
+    with sqlite3.connect(store / "metadata.db") as connection:
+        connection.execute("UPDATE ledgers SET data = ? WHERE id = 4", (b"nonsense",))
+    connection.close()
+    assert main(["metadata", "dump", "4"]) == 1
+    assert '"kind": "damaged"' in capsys.readouterr().out
+    assert main(["metadata", "apply", path, *REASON]) == 1
+    assert "a later version of bookies may have written it" in capsys.readouterr().out
+    assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 4 may lose data"]) == 0
+    assert record(store, 4) == before.replace(stores_ctime=True)
+
+
+def test_a_ledger_that_a_repair_has_locked_is_left_alone(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(3, custom_metadata={"app": "x"})
+
+    async def locked(driver: MetadataDriver) -> None:
+        assert await driver.recovery.lock(3, "a repair", needs_mark=False) is not None
+        given = {"file": path, "ledgers": [], "reason": "a test", "accept": [], "dry_run": False}
+        with pytest.raises(LedgerLocked, match="a repair has its lock"):
+            await apply(argparse.Namespace(metadata=driver.uri, **given))
+
+    on(store, locked)
+    assert record(store, 3).custom_metadata == {}
+
+
+def test_the_log_of_changes_keeps_the_last_lines(store: pathlib.Path) -> None:
+    async def body(driver: MetadataDriver) -> None:
+        differences = [{"field": str(number), "before": "a", "after": "b"} for number in range(60)]
+        for number in range(change_log.LINES_MAX + 1):
+            await change_log.note_change(
+                driver, number, "me", "why", f"ledger {number}", differences[: 60 * (not number % 200)]
+            )
+        lines = await change_log.read_changes(driver)
+        assert (lines[0]["what"], lines[-1]["what"]) == ("ledger 1", f"ledger {change_log.LINES_MAX}")
+        assert (len(lines[-1]["differences"]), lines[-1]["omitted"]) == (change_log.FIELDS_MAX, 10)
+        _, version = await driver.read_record(change_log.NAME)
+        await driver.write_record(change_log.NAME, b"{", version)
+        assert await change_log.read_changes(driver) == []
+
+    on(store, body)
