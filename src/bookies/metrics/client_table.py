@@ -56,6 +56,28 @@ TABLE: tuple[Metric, ...] = (
     ),
     _row("bookies_client_sent_bytes_total", Kind.COUNTER, "bytes sent", lambda usage: usage.counts.bytes_sent, "bytes"),
     _row(
+        "bookies_client_traffic_bytes_total",
+        Kind.COUNTER,
+        "bytes exchanged with bookies, by nearness (host, rack, region, preferred, unknown, other, banned) and "
+        "direction (received, sent), without TLS's own",
+        lambda usage: usage.counts.bytes_by_nearness,
+        "bytes",
+        ("nearness", "direction"),
+    ),
+    _row(
+        "bookies_client_replica_reads_total",
+        Kind.COUNTER,
+        "requests to read entries, also of recoveries and copies, by nearness of the bookie",
+        lambda usage: usage.counts.reads_by_nearness,
+        labels=("nearness",),
+    ),
+    _row(
+        "bookies_client_slow_bookies",
+        Kind.GAUGE,
+        "bookies that reads avoid because other replicas are quicker",
+        lambda usage: usage.slow_bookies,
+    ),
+    _row(
         "bookies_client_read_requests_total",
         Kind.COUNTER,
         "requests of readers, each for one or more entries",

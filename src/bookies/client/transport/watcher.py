@@ -216,6 +216,8 @@ class BookieWatcher:
             return known
         try:
             info = await self._driver.bookie_info(bookie)
+            if info is not None:
+                self._locations.registered(bookie, info)
             address = info.rpc_address() if info else None
             if address is None and (address := address_of_id(bookie)) is not None:
                 await self._check_free(address, bookie)
