@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from bookies.model import BookieId
 from bookies.protocol.pacing import Backoff
@@ -102,13 +102,6 @@ class CircuitBreakers:
         if breaker is None or not breaker.is_tripped:
             return Rank.HEALTHY
         return Rank.OPEN if now < breaker.open_until else Rank.SUSPECT
-
-    def order(self, bookies: Iterable[BookieId], now: float) -> list[BookieId]:
-        """Return all bookies, best rank first; stable, so the caller's own preference decides within a rank."""
-        bookies = list(bookies)
-        if not self._breakers:
-            return bookies
-        return sorted(bookies, key=lambda bookie: self.rank(bookie, now))
 
     def ailing(self, now: float) -> dict[BookieId, Rank]:
         """Return the bookies that are not healthy, best rank first. Cost: the number of bookies that ever failed."""

@@ -9,6 +9,7 @@ has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from msgspec import Struct, to_builtins
 
@@ -115,8 +116,11 @@ class BesideBookie:
                 await self._keep_logs(server.bookie_id, runtime)
             return
         host = server.config.advertised_host or server.config.host
+        client_config = self._client_config
+        if not client_config.location:
+            client_config = replace(client_config, location=server.config.location)
         self._process = process = RecoveryProcess(
-            Participant(runtime, self._open_driver, self._config, self._client_config, server.bookie_id, host)
+            Participant(runtime, self._open_driver, self._config, client_config, server.bookie_id, host)
         )
 
         def begin(recovery: AutoRecovery) -> None:

@@ -163,3 +163,28 @@ def test_a_bookie_that_is_always_slow_does_not_set_its_own_standard() -> None:
     assert times.late_after_s(C, "read") == SLOWER_MAX * quick
     assert times.late_after_s(B, "read") == times.percentile_s(B, "read")
     assert times.late_after_s(BookieId("new"), "read") == SLOWER_MAX * quick
+
+
+def test_a_far_bookie_is_not_held_to_the_standard_of_a_near_one() -> None:
+    far = {A: 0, B: 2, C: 2}
+    times = ResponseTimes(lambda bookie: far.get(bookie, 3))
+    for _ in range(OBSERVED_MIN):
+        times.observe(A, "read", 0.001)
+        times.observe(B, "read", 0.080)
+    near, distant = times.percentile_s(A, "read"), times.percentile_s(B, "read")
+    assert near is not None
+    assert distant is not None
+    assert times.late_after_s(A, "read") == near
+    assert times.late_after_s(B, "read") == distant
+    assert times.late_after_s(C, "read") == SLOWER_MAX * distant
+    assert times.late_after_s(BookieId("farther"), "read") is None
+    far[A] = 1
+    for _ in range(OBSERVED_MIN):
+        times.observe(C, "read", 0.010)
+    quickest = times.percentile_s(C, "read")
+    assert quickest is not None
+    assert times.late_after_s(B, "read") == SLOWER_MAX * quickest
+    far[A] = 0
+    for _ in range(10 * OBSERVED_MIN):
+        times.observe(A, "read", 1.0)
+    assert times.late_after_s(A, "read") == SLOWER_MAX * quickest, "a near bookie is held to that of far ones"
