@@ -95,18 +95,6 @@ def test_failures_within_a_pause_count_once() -> None:
     assert breakers.rank(A, PAUSE_FIRST_S) is Rank.SUSPECT
 
 
-def test_the_order_is_by_rank_and_otherwise_the_given_one() -> None:
-    breakers = CircuitBreakers()
-    assert breakers.order((C, A, B), 0.0) == [C, A, B]
-    breakers.failed(C, 0.0)
-    assert breakers.order((C, A, B), 0.0) == [A, B, C]
-    breakers.failed(A, PAUSE_FIRST_S)
-    assert breakers.order((A, C, B), PAUSE_FIRST_S) == [B, C, A]
-    breakers.failed(B, PAUSE_FIRST_S)
-    breakers.failed(C, PAUSE_FIRST_S)
-    assert breakers.order((B, C, A), PAUSE_FIRST_S) == [B, C, A], "with everybody open nothing is lost"
-
-
 def test_the_percentile_needs_observations_and_follows_them() -> None:
     times = ResponseTimes()
     assert times.percentile_s(A, "read") is None
