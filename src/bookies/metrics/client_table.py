@@ -25,6 +25,10 @@ def _row(
     return Metric(name, kind, "client", help, read, labels, unit)
 
 
+BY_NEARNESS = (
+    "by nearness of the bookie (host, rack, region, preferred, unknown, other, banned) and direction (received, sent), "
+    "without TLS's own"
+)
 _SAMPLED = "sending to confirmation, of one batch of each writer at a time"
 
 TABLE: tuple[Metric, ...] = (
@@ -58,8 +62,7 @@ TABLE: tuple[Metric, ...] = (
     _row(
         "bookies_client_traffic_bytes_total",
         Kind.COUNTER,
-        "bytes exchanged with bookies, by nearness (host, rack, region, preferred, unknown, other, banned) and "
-        "direction (received, sent), without TLS's own",
+        f"bytes exchanged with bookies, {BY_NEARNESS}",
         lambda usage: usage.counts.bytes_by_nearness,
         "bytes",
         ("nearness", "direction"),
