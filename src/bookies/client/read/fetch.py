@@ -145,7 +145,9 @@ class RangeFetch:
         """Adopt a pending read of the first entry, which is also the last. Call before everything else."""
         first, last, ensemble = next(self._ranges)
         assert first == last == self._last
-        others = write_set(asked.position, len(ensemble), self._metadata.write_quorum)[1:]
+        size, write_quorum = len(ensemble), self._metadata.write_quorum
+        holders = write_set(asked.position if size == write_quorum else first, size, write_quorum)
+        others = [position for position in holders if position != asked.position]
         order = [asked.position, *(replica_order(others, ensemble, self._ranking(None)) if others else ())]
         part = _Part(first, last, ensemble, order, ReplicaReads(order), is_batch=False)
         part.reads.due()

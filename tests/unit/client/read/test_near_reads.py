@@ -93,6 +93,19 @@ async def test_in_a_striped_ledger_each_entry_has_a_near_replica(world: World) -
     assert asked(world).keys() == {B1, BookieId("b4")}
 
 
+@in_world(bookie_count=6)
+async def test_a_late_near_replica_of_a_striped_ledger_gets_company_of_other_holders(world: World) -> None:
+    store = await world.client(location="/z3/r1", fault_domains=ZONES, hedge_delay_max_ms=20)
+    writer = await store.create(bookies=["b1", "b2", "b3", "b4", "b5", "b6"], write_quorum=3)
+    await writer.append_many([b"x" * 100] * 60)
+    await writer.seal()
+    world.bookies[B3].delay_s = slow_reads(0.5)
+    forget_requests(world)
+    async with store.open(writer.ledger_id) as ledger:
+        assert (await ledger.read_entry(6)).payload == b"x" * 100
+    assert asked(world).keys() == {B3, B1}, "entry 6 is on b1, b2 and b3"
+
+
 @in_world()
 async def test_preferred_locations_follow_and_banned_ones_come_last(world: World) -> None:
     store = await world.client(fault_domains=ZONES, locations_preferred="/z3", locations_banned="/z1")
