@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
-from bookies.client.base.nearby import Nearby
+from bookies.client.base.locations import Nearby
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.transport.connection import Connection, ConnectionOwner, Flushes

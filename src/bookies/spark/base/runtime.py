@@ -21,7 +21,7 @@ from bookies.errors import BookieUnreachable
 from bookies.model import BookieId
 
 if TYPE_CHECKING:
-    from bookies.client.base.nearby import Nearby
+    from bookies.client.base.locations import Nearby
     from bookies.client.client import Client
     from bookies.client.transport import BookiePool
     from bookies.config import ClientConfig
@@ -95,7 +95,7 @@ class Worker:
 
         The metadata store is asked only for bookies that are not among them. Near bookies are those near this process.
         """
-        from bookies.client.base.nearby import Nearby
+        from bookies.client.base.locations import Nearby
         from bookies.client.transport import BookiePool
         from bookies.config import ClientConfig
         from bookies.configuration import configured
