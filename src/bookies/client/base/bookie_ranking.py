@@ -8,6 +8,7 @@ near ones.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable
 
 from bookies.config import ClientConfig
@@ -18,6 +19,7 @@ from bookies.protocol.ledger.slow_replicas import SlowReplicas
 READ = "read"  # requests of one entry, or of many
 READ_BATCH = "read batch"
 FAR_PATIENCE = 2  # multiple of the delay before a read is sent to a bookie that is farther away too
+WELL_MULTIPLE = 2  # of the time of another bookie's answer: a trial that took longer is not in time
 _SLOW = 1 << 20  # above the ranks of nearness
 
 
@@ -88,10 +90,12 @@ class BookieHealth:
         return self._replicas.slow
 
     def take_trial(self, bookie: BookieId) -> bool:
-        """Report whether the caller has to send a trial read to this bookie, and report the outcome to `tried`."""
+        """Report whether the caller has to send a trial read to this bookie, and report its time to `tried`."""
         return self._replicas.take_trial(bookie, self._loop.time())
 
-    def tried(self, bookie: BookieId, is_well: bool) -> None:
+    def tried(self, bookie: BookieId, seconds: float, rival_s: float) -> None:
+        """Record a trial's time, infinite if it failed, and that of the read that the caller waited for."""
+        is_well = seconds <= max(self._delay_min_s, WELL_MULTIPLE * rival_s) and seconds < math.inf
         self._replicas.tried(bookie, is_well, self._loop.time())
 
     def ailing(self) -> dict[BookieId, Rank]:

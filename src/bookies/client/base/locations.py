@@ -63,8 +63,12 @@ class Locations:
         return policy_of(self._config, self.topology, self.nearby.vantage.banned)
 
     def own_domains(self, policy_kind: Kind) -> tuple[str, ...]:
-        """Return the fault domains of this client itself, narrowest first, then those that it prefers."""
-        own, preferred = self.nearby.vantage.location, self.nearby.vantage.preferred
+        """Return the fault domains where this client wants the first bookie of an ensemble, the best first.
+
+        They are those of its setting `location`, then those that it prefers. A location that was found by its host does
+        not count: many writers in one rack would fill that rack's bookies.
+        """
+        own, preferred = self.nearby.configured, self.nearby.vantage.preferred
         if policy_kind is Kind.RANDOM:
             return ()
         if not own:
@@ -170,17 +174,18 @@ class Locations:
 class Nearby:
     """How near bookies are to this client. Raises `ConfigError` for locations that cannot be parsed.
 
-    Ranks are read with every request, so they are kept until a location changes.
+    Ranks are read with every request, so they are kept until a location changes. `configured`: the client's setting
+    `location`.
     """
 
     def __init__(self, runtime: Runtime, config: ClientConfig) -> None:
-        self._configured = parse_location(config.location) if config.location else ""
+        self.configured = parse_location(config.location) if config.location else ""
         self._orders = config.near_reads
         self._topology, self._kind = Topology(), Kind.RACK
         self._ranks: dict[BookieId, int] = {}
         self.vantage = Vantage(
             frozenset(runtime.host_names),
-            self._configured,
+            self.configured,
             parse_locations(config.locations_preferred, "locations_preferred"),
             parse_locations(config.locations_banned, "locations_banned"),
         )
@@ -195,7 +200,7 @@ class Nearby:
     ) -> None:
         """Use other locations. `configured`: by host, by this client's sources; `bookies`: those that are known."""
         hosts = self.vantage.hosts
-        location = self._configured or own_location(hosts, configured, topology, bookies)
+        location = self.configured or own_location(hosts, configured, topology, bookies)
         self.vantage = Vantage(hosts, location, self.vantage.preferred, self.vantage.banned)
         self._topology, self._kind = topology, kind
         self._ranks = {}

@@ -11,6 +11,7 @@ matching coroutines raise. Source: wire-protocol 1.1, 6.1 and 6.3.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -527,12 +528,17 @@ class BookiePool:
 
     def _try(self, bookie: BookieId, trial: asyncio.Future[Outcome], rival: asyncio.Future[Outcome]) -> None:
         begun_s = self._loop.time()
+        rival_s = math.inf
+
+        def rival_answered(rival: asyncio.Future[Outcome]) -> None:
+            nonlocal rival_s
+            rival_s = self._loop.time() - begun_s
 
         def answered(trial: asyncio.Future[Outcome]) -> None:
             has_answered = not isinstance(trial.result(), BookKeeperError)
-            in_time = self._loop.time() - begun_s <= self.health.hedge_delay_s(bookie)
-            self.health.tried(bookie, has_answered and (in_time or not rival.done()))
+            self.health.tried(bookie, self._loop.time() - begun_s if has_answered else math.inf, rival_s)
 
+        rival.add_done_callback(rival_answered)
         trial.add_done_callback(answered)
 
     async def close(self) -> None:
