@@ -97,6 +97,6 @@ def own_location(
 
     It is the `configured` location of its host, else that of the bookies on its host, if they agree.
     """
-    named = {configured[host] for host in hosts if host in configured}
+    named: set[str | None] = {configured[host] for host in hosts if host in configured}
     there = named or {topology.location(bookie) for bookie in bookies if topology.host(bookie) in hosts}
     return (there.pop() or "") if len(there) == 1 else ""
