@@ -1,14 +1,14 @@
 """Three zones: what reads from near replicas save, and how soon a slow near replica is left.
 
-    sudo python -m benchmarks.zones [--seconds 10] [--delay-ms 1] [--json FILE]
+    sudo python -m benchmarks.zones [--seconds 10] [--delay-ms 1] [--readers 1] [--json FILE]
 
 Zones are groups of network namespaces of this machine. Packets between two zones are delayed by `--delay-ms` each way;
 within a zone they are not. Each zone has two bookies and one client. Clients find their own zone in a file of
 locations, by their address. Ledgers are placed by zones, so every entry has a replica in each zone.
 
-* Reads: every client reads random entries one by one, then all ledgers in order, at the same time as the others;
-  first with `near_reads` false, then with the default. `requests` and `bytes` are the shares of what came from other
-  zones, by the clients' own metrics, from the first byte on.
+* Reads: every client reads random entries, `--readers` at a time, then all ledgers in order, at the same time as the
+  others; first with `near_reads` false, then with the default. `requests` and `bytes` are the shares of what came from
+  other zones, by the clients' own metrics, from the first byte on.
 * Slow replicas: one client reads on while the bookies of its zone answer it late, or are stopped. `left after` is the
   time from then until reads avoid them, `longest read` the longest of all reads from then on, and `taken again after`
   the time from the end of the fault until reads use them again.
@@ -76,8 +76,12 @@ async def client(parameters: argparse.Namespace) -> int:
         scanned_s = 0.0
         if parameters.seconds:
             end = time.monotonic() + parameters.seconds
-            while time.monotonic() < end:
-                await read_one()
+
+            async def read_until_end() -> None:
+                while time.monotonic() < end:
+                    await read_one()
+
+            await asyncio.gather(*(read_until_end() for _ in range(parameters.readers)))
             begun = time.monotonic()
             for reader in readers:
                 async for _ in reader.read_batches():
@@ -109,10 +113,13 @@ async def client(parameters: argparse.Namespace) -> int:
 
 # -- the conductor -----------------------------------------------------------------------------------------------------
 class Zones:
-    """The cluster, the network and the clients. `delay_s`: of packets between zones, one way."""
+    """The cluster, the network and the clients.
 
-    def __init__(self, directory: pathlib.Path, delay_s: float) -> None:
-        self._directory, self._delay_s = directory, delay_s
+    `delay_s`: of packets between zones, one way. `readers`: random reads of each client at a time.
+    """
+
+    def __init__(self, directory: pathlib.Path, delay_s: float, readers: int) -> None:
+        self._directory, self._delay_s, self._readers = directory, delay_s, readers
         self._addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate((HUB, *NODES), 1)}
         self._locations = directory / "locations"
         self._switch: OrderedProcess | None = None
@@ -163,6 +170,7 @@ class Zones:
             "locations": str(self._locations),
             "near": near,
             "seconds": seconds,
+            "readers": self._readers,
         }
         command = [*self._inside(name), sys.executable, "-m", "benchmarks.zones", "client", json.dumps(parameters)]
         return Program(command, self._directory / f"{name}.log", has_output=True)
@@ -251,11 +259,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.zones", description="What reads from near replicas save.")
     parser.add_argument("--seconds", type=float, default=10.0, help="of random reads")
     parser.add_argument("--delay-ms", type=float, default=1.0, help="of packets between zones, one way")
+    parser.add_argument("--readers", type=int, default=1, help="random reads of each client at a time")
     parser.add_argument("--json", help="file for the figures")
     arguments = parser.parse_args()
     enter()
     with tempfile.TemporaryDirectory(prefix="bk-zones-") as directory:
-        zones = Zones(pathlib.Path(directory), arguments.delay_ms / 1000)
+        zones = Zones(pathlib.Path(directory), arguments.delay_ms / 1000, arguments.readers)
         try:
             zones.start()
             in_turn = zones.reads(arguments.seconds, near=False)
