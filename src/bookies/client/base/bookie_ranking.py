@@ -67,9 +67,11 @@ class BookieHealth:
     def read_rank(self, bookie: BookieId) -> int:
         """Return the rank of a bookie for reads, the best first: by health, then by slowness, then by nearness."""
         rank = self._distance(bookie)
-        if bookie in self._replicas.slow:
+        if self._replicas.slow and bookie in self._replicas.slow:
             rank += _SLOW
-        return rank + 2 * _SLOW * self.rank(bookie)
+        if self._breakers:
+            rank += 2 * _SLOW * self.rank(bookie)
+        return rank
 
     def order(self, bookies: Iterable[BookieId]) -> list[BookieId]:
         """Return all of the bookies in the order in which to read from them, otherwise in the given order."""

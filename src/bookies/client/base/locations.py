@@ -214,7 +214,10 @@ class Nearby:
 
     def order_rank(self, bookie: BookieId) -> int:
         """Return the rank of a bookie in the order of reads: the same for all if `near_reads` is false."""
-        return self.rank(bookie) if self._orders else 0
+        if not self._orders:
+            return 0
+        rank = self._ranks.get(bookie)
+        return self.rank(bookie) if rank is None else rank
 
     def nearness(self, bookie: BookieId) -> Nearness:
         return nearness_of(self.rank(bookie))

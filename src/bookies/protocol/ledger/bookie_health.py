@@ -93,6 +93,10 @@ class CircuitBreakers:
             breaker.is_tripped = False
             breaker.healthy_since = now
 
+    def __bool__(self) -> bool:
+        """Report whether any bookie has ever failed."""
+        return bool(self._breakers)
+
     def knows(self, bookie: BookieId) -> bool:
         """Report whether the bookie has ever failed."""
         return bookie in self._breakers

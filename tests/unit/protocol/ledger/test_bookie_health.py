@@ -90,9 +90,11 @@ def test_pauses_double_up_to_seconds_not_weeks() -> None:
 
 def test_failures_within_a_pause_count_once() -> None:
     breakers = CircuitBreakers()
+    assert not breakers
     assert not breakers.knows(A)
     for now in (0.0, 0.1, 0.2, 1.9):
         breakers.failed(A, now)
+    assert breakers
     assert breakers.knows(A)
     assert breakers.rank(A, PAUSE_FIRST_S) is Rank.SUSPECT
 
