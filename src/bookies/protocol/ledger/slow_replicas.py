@@ -1,7 +1,7 @@
 """Replicas that are slow to answer reads: when to prefer others, and when to return. Pure: time is an argument.
 
 A read whose answer is late is sent to another replica too. If the later request is answered first, the earlier one has
-*lost a race*. A bookie that loses several races in a row, or one after a long wait, is slow: reads ask it after others
+*lost a race*. A bookie that loses several races in a row, or few after long waits, is slow: reads ask it after others
 that are as healthy, even if these are farther away. The criterion needs no limit of its own: a near bookie with a full
 disk queue stays the first choice while it is still quicker than a bookie in another region.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from bookies.model import BookieId
 
 LOSSES_MAX = 3  # lost races in a row
-LOSS_AT_ONCE_S = 0.2  # wait of a lost race that is enough alone
+LOSSES_MAX_S = 0.2  # waits of lost races in a row
 TRIAL_INTERVAL_S = 0.4
 TRIALS_WELL = 2  # trials in time, in a row
 TRIAL_S = 15.0  # a trial without a reported outcome counts as lost after this time
@@ -38,15 +38,16 @@ class SlowReplicas:
 
     def __init__(self) -> None:
         self.slow: dict[BookieId, _Slow] = {}
-        self.losses: dict[BookieId, int] = {}  # in a row
+        self.losses: dict[BookieId, tuple[int, float]] = {}  # in a row: their number and the sum of their waits
 
     def lost(self, bookie: BookieId, waited_s: float, now: float) -> None:
         """Record that a replica asked after this one, `waited_s` seconds or less ago, answered first."""
         if bookie in self.slow:
             return
-        losses = self.losses.get(bookie, 0) + 1
-        if losses < LOSSES_MAX and waited_s < LOSS_AT_ONCE_S:
-            self.losses[bookie] = losses
+        count, sum_s = self.losses.get(bookie, (0, 0.0))
+        count, sum_s = count + 1, sum_s + waited_s
+        if count < LOSSES_MAX and sum_s < LOSSES_MAX_S:
+            self.losses[bookie] = count, sum_s
         else:
             self.losses.pop(bookie, None)
             self.slow[bookie] = _Slow(now)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bookies.model import BookieId
 from bookies.protocol.ledger.slow_replicas import (
-    LOSS_AT_ONCE_S,
     LOSSES_MAX,
+    LOSSES_MAX_S,
     TRIAL_INTERVAL_S,
     TRIAL_S,
     TRIALS_WELL,
@@ -17,7 +17,7 @@ A, B = BookieId("a"), BookieId("b")
 
 def slow_at(now: float) -> SlowReplicas:
     replicas = SlowReplicas()
-    replicas.lost(A, LOSS_AT_ONCE_S, now)
+    replicas.lost(A, LOSSES_MAX_S, now)
     return replicas
 
 
@@ -37,8 +37,13 @@ def test_lost_races_in_a_row() -> None:
     assert not replicas.losses, "known to be slow"
 
 
-def test_one_race_lost_by_far() -> None:
+def test_few_races_lost_by_far() -> None:
     assert list(slow_at(0.0).slow) == [A]
+    replicas = SlowReplicas()
+    replicas.lost(A, 0.6 * LOSSES_MAX_S, 0.0)
+    assert not replicas.slow
+    replicas.lost(A, 0.4 * LOSSES_MAX_S, 0.0)
+    assert list(replicas.slow) == [A]
 
 
 def test_trials_in_time_end_it() -> None:
