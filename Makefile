@@ -14,7 +14,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs example spark-cluster docs dist release clean
+.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-zones example spark-cluster docs dist release clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -126,6 +126,10 @@ bench-recovery: $(VENV)/.dev
 # 1 to 4 bookies under 1 to 4 client processes; what it finds goes into docs/internals/performance.md (python -m benchmarks.model).
 bench-scale: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.scale $(ARGS)
+
+# Three zones of network namespaces with delay between them: what near reads save. As root.
+bench-zones: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.zones $(ARGS)
 
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)

@@ -154,6 +154,7 @@ ABOUT_SEVERAL_MODULES = {
     "bookie/test_paused.py",
     "bookie/test_slow_peers.py",
     "client/log/test_compacting.py",
+    "client/read/test_near_reads.py",
     "client/test_last_add_confirmed.py",
     "client/test_patience.py",
     "client/test_writer_modes.py",

@@ -330,9 +330,7 @@ class ClientConfig:
     )
     wire: str = setting("v2", "protocol for adds and reads: v2 or v3; other requests always use v3")
     read_ahead_size: int = setting(4 * MIB, "bytes requested ahead of a sequential reader", low=64 * KIB)
-    hedge_delay_min_ms: int = setting(
-        5, "shortest delay before a read counts as late and is sent to another bookie too", low=0
-    )
+    hedge_delay_min_ms: int = setting(5, "shortest delay before a read is late and sent to another bookie too", low=0)
     hedge_delay_max_ms: int = setting(250, "longest delay before a read counts as late", low=1)
     hedged_reads: bool = setting(True, "send a late read to another bookie as well; false: never")
     sticky_reads: bool = setting(
@@ -378,9 +376,7 @@ class ClientConfig:
     )
     zones_min: int = setting(2, "with `zone`: zones of each entry's replicas", low=1)
     zones_desired: int = setting(3, "with `zone`: zones of each entry's replicas where possible", low=1)
-    fault_domains: str = setting(
-        "", "locations: pairs bookie=location or host=location, separated by commas; /rack or /region/rack"
-    )
+    fault_domains: str = setting("", "locations: pairs bookie=location or host=location, separated by commas")
     fault_domains_min: int = setting(
         0,
         "racks (regions, zones) that an entry must reach to be confirmed, at most its write quorum; a rule; 0: none",
@@ -398,13 +394,14 @@ class ClientConfig:
     disk_weights: bool = setting(
         False, "give bookies ledgers in proportion to their free disk, which is queried in the background"
     )
-    disk_weight_max: int = setting(
-        3, "cap on a bookie's weight, in multiples of the median free disk; 0: no limit", low=0
-    )
+    disk_weight_max: int = setting(3, "cap on a bookie's weight, in multiples of the median free disk; 0: none", low=0)
     disk_weight_interval_ms: int = setting(600_000, "validity of a bookie's reported free disk", low=1000)
     location: str = setting(
-        "", "location of this client; an ensemble's first bookie is in the same rack or region if possible"
+        "", "location of this client; empty: of its host, by the sources above, else by what a bookie on it publishes"
     )
+    near_reads: bool = setting(True, "ask near replicas first: on this host, in its rack, its region; false: in turn")
+    locations_preferred: str = setting("", "locations with the next best replicas, the best first, separated by commas")
+    locations_banned: str = setting("", "locations, separated by commas, that get no replicas and are read from last")
     tls: bool = setting(False, "encrypt the connections to bookies")
     tls_authority: str = setting(
         "", "PEM file with the authorities that sign bookies' certificates; empty: the system's"

@@ -273,7 +273,7 @@ def leave_names_without_entries(patch: Patch) -> None:
 
 def take_the_rule_for_a_wish(patch: Patch) -> None:
     original = locations.policy_of
-    patch.setattr(locations, "policy_of", lambda config, topology: replace(original(config, topology), is_rule=False))
+    patch.setattr(locations, "policy_of", lambda *parts: replace(original(*parts), is_rule=False))
 
 
 HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] = [

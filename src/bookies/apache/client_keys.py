@@ -87,6 +87,8 @@ CLIENT: tuple[Row, ...] = (
     Mapped("getBookieInfoIntervalSeconds", "disk_weight_interval_ms", seconds, "seconds"),
     Mapped("reppRegionsToWrite", "regions_min", note="if set: reppMinimumRegionsForDurability applies"),
     Mapped("reppMinimumRegionsForDurability", "regions_min", note="only with reppRegionsToWrite; default 2"),
+    Mapped("reorderReadSequenceEnabled", "near_reads", switch, "unhealthy bookies are last in any case"),
+    Different("reppDisallowBookiePlacementInRegionFeatureName", ("",), "ignored: name the regions in locations_banned"),
     Different("digestType", ("", "crc32", "crc32c", "mac", "dummy"), "given when a ledger is created: digest="),
     Different("passwd", ("",), "ignored: give the password with each ledger: password=", Level.DANGER),
     Different("ledgerMetadataVersion", ("-1", "3", ""), "ignored: new ledgers have format 3; formats 1 to 3 are read"),
@@ -125,7 +127,7 @@ CLIENT: tuple[Row, ...] = (
     Unused(
         "speculative reads: sent after each bookie's usual response time, at most hedge_delay_max_ms",
         "maxSpeculativeReadTimeout speculativeReadTimeoutBackoffMultiplier firstSpeculativeReadLACTimeout "
-        "maxSpeculativeReadLACTimeout speculativeReadLACTimeoutBackoffMultiplier reorderReadSequenceEnabled "
+        "maxSpeculativeReadLACTimeout speculativeReadLACTimeoutBackoffMultiplier "
         "readReorderThresholdPendingRequests",
     ),
     Unused(
@@ -140,11 +142,11 @@ CLIENT: tuple[Row, ...] = (
         "enableBookieAddressTracking",
     ),
     Unused(
-        "details of placement: an unavailable bookie keeps its location, the client's own is set with location, "
+        "details of placement: an unavailable bookie keeps its location, the client finds its own or gets location, "
         "and every choice follows the rules (docs/explanation/placement.md)",
         "networkTopologyStabilizePeriodSeconds ignoreLocalNodeInPlacementPolicy "
         "useHostnameResolveLocalNodePlacementPolicy reppEnableDurabilityEnforcementInReplace reppEnableValidation "
-        "reppDisableDurabilityFeatureName reppDisallowBookiePlacementInRegionFeatureName ensembleRandomReadReordering "
+        "reppDisableDurabilityFeatureName ensembleRandomReadReordering "
         "getBookieInfoRetryIntervalSeconds getBookieInfoTimeoutSecs",
     ),
     Unused(

@@ -87,7 +87,13 @@ class Client:
             lambda bookie: self._pool.pending_size(bookie),
             self._free_space() if self.config.disk_weights else None,
         )
-        self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
+        self._pool = BookiePool(
+            runtime,
+            self.config,
+            self._watcher.resolve,
+            on_suspect=self._watcher.failed,
+            nearby=self._locations.nearby,
+        )
         self._pool.latency = latency
         self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
@@ -248,6 +254,7 @@ class Client:
         async def make() -> LedgerReader:
             versioned = await self._read_record(ledger_id)
             keys = self._keys(versioned, password, digest_type)
+            await self._locations.learn_for_reads(versioned.metadata.bookies)
             is_copy_first = tier == "offloaded" or (tier == "auto" and is_given_up(versioned.metadata))
             copy = None if tier == "bookies" else CopyUse(self._open_files, is_copy_first)
             reader = await LedgerReader.begin(self._pool, self._driver, self.config, keys, versioned, copy)
@@ -300,6 +307,7 @@ class Client:
                 self._driver,
                 self._watcher.candidates,
                 self._pool.counts.recoveries,
+                self._pool.health.read_rank,
             )
             versioned = await recover_ledger(
                 parts, ledger_id, password=password, digest_type=digest_type or DigestType.CRC32C
@@ -396,6 +404,7 @@ class Client:
     def usage(self) -> ClientUsage:
         """Return what this client has done so far, and what it holds now: see `bookies.metrics.register`."""
         budget = self._writing.budget
+        self._pool.count_traffic()
         return ClientUsage(
             self._pool.counts,
             budget.used,
@@ -404,6 +413,7 @@ class Client:
             self._pool.pending_sizes,
             dict(self._driver.operations.counts),
             self._runtime.clock.monotonic(),
+            len(self._pool.health.slow),
         )
 
     def slow_report(self) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class ClientSettings(TypedDict, total=False):
     disk_weight_max: int | None
     disk_weight_interval_ms: int | None
     location: str | None
+    near_reads: bool | None
+    locations_preferred: str | None
+    locations_banned: str | None
     tls: bool | None
     tls_authority: str | None
     tls_certificate: str | None

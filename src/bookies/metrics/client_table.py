@@ -25,6 +25,10 @@ def _row(
     return Metric(name, kind, "client", help, read, labels, unit)
 
 
+BY_NEARNESS = (
+    "by nearness of the bookie (host, rack, region, preferred, unknown, other, banned) and direction (received, sent), "
+    "without TLS's own"
+)
 _SAMPLED = "sending to confirmation, of one batch of each writer at a time"
 
 TABLE: tuple[Metric, ...] = (
@@ -55,6 +59,27 @@ TABLE: tuple[Metric, ...] = (
         lambda usage: usage.counts.replicas_sent,
     ),
     _row("bookies_client_sent_bytes_total", Kind.COUNTER, "bytes sent", lambda usage: usage.counts.bytes_sent, "bytes"),
+    _row(
+        "bookies_client_traffic_bytes_total",
+        Kind.COUNTER,
+        f"bytes exchanged with bookies, {BY_NEARNESS}",
+        lambda usage: usage.counts.bytes_by_nearness,
+        "bytes",
+        ("nearness", "direction"),
+    ),
+    _row(
+        "bookies_client_replica_reads_total",
+        Kind.COUNTER,
+        "requests to read entries, also of recoveries and copies, by nearness of the bookie",
+        lambda usage: usage.counts.reads_by_nearness,
+        labels=("nearness",),
+    ),
+    _row(
+        "bookies_client_slow_bookies",
+        Kind.GAUGE,
+        "bookies that reads avoid because other replicas are quicker",
+        lambda usage: usage.slow_bookies,
+    ),
     _row(
         "bookies_client_read_requests_total",
         Kind.COUNTER,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bookies.metrics.client_table import BY_NEARNESS
 from bookies.metrics.metric import Kind, Metric, Sums
 from bookies.replication.auditor.checks import SHORTAGES, Listings, LostBookies, Placement, Replicas
 from bookies.replication.daemon.daemon import AutoRecovery
@@ -58,6 +59,15 @@ def _copied(name: str, kind: Kind, help: str, read: Callable[[AutoRecovery], Any
 
 
 TABLE: tuple[Metric, ...] = (
+    Metric(
+        "bookies_recovery_traffic_bytes_total",
+        Kind.COUNTER,
+        "recovery",
+        f"bytes that checks and copies exchanged with bookies, {BY_NEARNESS}",
+        lambda recovery: recovery.client.usage().counts.bytes_by_nearness,
+        ("nearness", "direction"),
+        "bytes",
+    ),
     Metric(
         "auditor_NUM_UNDER_REPLICATED_LEDGERS",
         Kind.SUMMARY,

@@ -19,6 +19,7 @@ from bookies.runtime.files import OsDisk
 from bookies.runtime.memory import collect_rarely, keep_freed_memory
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.runtime.programs import output_of
+from bookies.runtime.sockets import host_names
 from bookies.runtime.threads import ThreadWorkers
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ def runtime(seed: int | None = None) -> Runtime:
 
         return TlsSide(files, is_server, clock)
 
-    return Runtime(clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen, tls, output_of)
+    return Runtime(clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen, tls, output_of, host_names())
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -248,7 +248,8 @@ class Runtime(Struct, frozen=True):
 
     `tls`: creates one side's encryption from its files, with a flag for the server's side. Raises `ConfigError`.
     `output_of`: runs a program with arguments to its end and returns its output. Raises OSError when the program does
-    not exist, fails or takes too long. None: not available, as in the simulator.
+    not exist, fails or takes too long. None: not available, as in the simulator. `host_names`: names and addresses of
+    this machine.
     """
 
     clock: Clock
@@ -258,3 +259,4 @@ class Runtime(Struct, frozen=True):
     random: Random
     tls: Callable[[TlsFiles, bool], Encryption] | None = None
     output_of: Callable[[Sequence[str]], Awaitable[str]] | None = None
+    host_names: tuple[str, ...] = ()

@@ -1,11 +1,16 @@
-"""Facts about a connection that the system has and asyncio's transports do not report."""
+"""Facts that the system has and asyncio does not report: of a connection, and the names of this machine."""
 
 from __future__ import annotations
 
 import array
 import asyncio
 import fcntl
+import socket
+import struct
 import termios
+
+_SIOCGIFADDR = 0x8915
+_ADDRESS = slice(20, 24)  # in an `ifreq` with an IPv4 address
 
 
 def unacknowledged(transport: asyncio.BaseTransport) -> int:
@@ -24,3 +29,18 @@ def unacknowledged(transport: asyncio.BaseTransport) -> int:
     except (OSError, ValueError):  # The latter reports that it is closed.
         return 0
     return count[0]
+
+
+def host_names() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this machine, loopback last, and its name. Asks no name server."""
+    addresses = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, interface in socket.if_nameindex():
+            request = struct.pack("256s", interface.encode()[:15])
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # It has no IPv4 address.
+                continue
+            addresses.append(socket.inet_ntoa(reply[_ADDRESS]))
+    addresses.sort(key=lambda address: address.startswith("127."))
+    return (*addresses, "localhost", socket.gethostname())

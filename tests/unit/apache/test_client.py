@@ -35,6 +35,7 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"addEntryQuorumTimeoutSec": "60"}, {"add_quorum_timeout_ms": 60_000}),
         ({"addEntryQuorumTimeoutSec": "-1"}, {"add_quorum_timeout_ms": 0}),
     ],
+    "reorderReadSequenceEnabled": [({"reorderReadSequenceEnabled": "false"}, {"near_reads": False})],
     "clientConnectTimeoutMillis": [({"clientConnectTimeoutMillis": "1500"}, {"connect_timeout_ms": 1500})],
     "nettyMaxFrameSizeBytes": [({"nettyMaxFrameSizeBytes": "6000000"}, {"frame_size_max": 6_000_000})],
     "useV2WireProtocol": [

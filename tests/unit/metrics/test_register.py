@@ -30,6 +30,8 @@ def test_a_registered_client_shows_what_it_did() -> None:
         confirmed = samples["bookies_client_entries_confirmed_total"]
         assert (confirmed.value, confirmed.labels) == (10, {"role": "test"})
         assert samples["bookies_client_replicas_sent_total"].value == 30
+        traffic = samples["bookies_client_traffic_bytes_total"]
+        assert (traffic.labels["nearness"], traffic.value > 0) == ("unknown", True)
         assert samples["bookkeeper_client_ADD_ENTRY_count"].value >= 1
         assert samples["bookies_client_memory_limit_bytes"].value == client.config.memory_limit
         assert samples["bookies_metrics_failed_total"].value == 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
+from bookies.client.transport.client_counts import ClientCounts
 from bookies.metrics.collections import BOOKIE_TABLES, recovery_tables, retention_tables
 from bookies.metrics.every_table import TABLES
-from bookies.metrics.metric import Collection, Kind, Metric
+from bookies.metrics.metric import Collection, Kind, Metric, families_of
 from bookies.replication.auditor.log_retention import Removed
 
 METRICS: list[Metric] = [metric for table in TABLES.values() for metric in table]
@@ -52,3 +53,18 @@ def test_what_retention_removed_is_counted() -> None:
     assert collection.values(names) == {}
     current.append(SimpleNamespace(removed=Removed(ledgers=2, entries=30, size=4_000)))
     assert list(collection.values(names).values()) == [2, 30, 4_000]
+
+
+def test_the_traffic_of_auto_recovery_is_counted_by_nearness() -> None:
+    counts = ClientCounts()
+    recovery = SimpleNamespace(client=SimpleNamespace(usage=lambda: SimpleNamespace(counts=counts)))
+    row = BY_NAME["bookies_recovery_traffic_bytes_total"]
+    assert next(iter(families_of(row, row.read(recovery), 0.0))).samples == []
+    counts.traffic("region", 100, 30, 2)
+    counts.traffic("region", 1, 0, 0)
+    (family,) = families_of(row, row.read(recovery), 0.0)
+    values = {labels: value for _, labels, value in family.samples}
+    assert values == {
+        (("nearness", "region"), ("direction", "received")): 101,
+        (("nearness", "region"), ("direction", "sent")): 30,
+    }

@@ -1,4 +1,4 @@
-"""What the system has of a connection."""
+"""What the system has of a connection, and the names of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from bookies.runtime.sockets import unacknowledged
+from bookies.runtime.sockets import host_names, unacknowledged
 
 
 class Transport(asyncio.BaseTransport):
@@ -34,3 +34,12 @@ def test_what_a_peer_has_not_taken() -> None:
         peer.close()
         assert unacknowledged(transport) == 0
         assert unacknowledged(Transport(None)) == 0
+
+
+def test_the_names_of_this_machine() -> None:
+    names = host_names()
+    assert {"127.0.0.1", "localhost", socket.gethostname()} <= set(names)
+    addresses = names[: names.index("localhost")]
+    assert [socket.inet_ntoa(socket.inet_aton(address)) for address in addresses] == list(addresses)
+    loopback = [address.startswith("127.") for address in addresses]
+    assert loopback == sorted(loopback), "loopback is last"

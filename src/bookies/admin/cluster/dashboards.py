@@ -191,6 +191,8 @@ DASHBOARDS: Mapping[str, tuple[Panel, ...]] = {
         Panel("Entries", {"confirmed {{instance}}": _rate("bookies_client_entries_confirmed_total"),
                           "failed {{instance}}": _rate("bookies_client_entries_failed_total")}, PER_S),
         _one("Bytes sent", _rate("bookies_client_sent_bytes_total"), BYTES_PER_S),
+        _one("Traffic by nearness of the bookie", f"sum by (nearness) ({_rate('bookies_client_traffic_bytes_total')})",
+             BYTES_PER_S, "{{nearness}}"),
         Panel("Reads", {"requests {{instance}}": _rate("bookies_client_read_requests_total"),
                         "without an entry {{instance}}": _rate("bookies_client_read_failures_total"),
                         "hedged {{instance}}": _rate("bookkeeper_client_SPECULATIVE_READ_COUNT"),

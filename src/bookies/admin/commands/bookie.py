@@ -214,7 +214,7 @@ async def _list(session: Session, arguments: argparse.Namespace) -> Report:
             row["bookie"],
             row["mode"],
             row["address"] or "-",
-            row["location"] or "-",
+            _place_text(row),
             *([_space_text(row)] if arguments.space else []),
             announced_text(row),
         )
@@ -222,6 +222,13 @@ async def _list(session: Session, arguments: argparse.Namespace) -> Report:
     ]
     space = ("disk free",) if arguments.space else ()
     return Report(rows, [Table(("bookie", "mode", "address", "location", *space, "announced"), cells)])
+
+
+def _place_text(row: Mapping[str, Any]) -> str:
+    """Return a bookie's location, and how near that is to this client, if it is known."""
+    if row["location"] is None:
+        return "-"
+    return row["location"] if row["nearness"] == "unknown" else f"{row['location']} ({row['nearness']})"
 
 
 def _space_text(row: Mapping[str, Any]) -> str:
@@ -236,6 +243,7 @@ def _row(bookie: BookieStatus) -> dict[str, object]:
         "mode": bookie.mode,
         "address": bookie.address,
         "location": bookie.location,
+        "nearness": bookie.nearness,
         "http": bookie.http,
     }
 

@@ -9,7 +9,7 @@ from bookies.config import ClientConfig
 from bookies.errors import ConfigError, MetadataCorrupt, MetadataError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.bookie_places import read_places
-from bookies.model import BookieId
+from bookies.model import BookieId, BookieInfo
 from bookies.protocol.placement.topology import host_of, parse_location, parse_location_lines
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
@@ -147,6 +147,11 @@ class Registrations:
             return isinstance(error, MetadataCorrupt)
         if info is None:
             return True  # It has left again and keeps its last location.
+        self.take_in(bookie, info)
+        return True
+
+    def take_in(self, bookie: BookieId, info: BookieInfo) -> None:
+        """Keep what a registration says."""
         address = info.rpc_address()
         if address is not None:
             self.addresses.setdefault(bookie, address)
@@ -155,7 +160,6 @@ class Registrations:
         location = info.properties.get(LOCATION)
         if location:
             self._set_published(bookie, location)
-        return True
 
     def _set_published(self, bookie: BookieId, location: str) -> None:
         """Store the location that a bookie published, if it parses."""

@@ -6,20 +6,22 @@ down, the location that it recorded at its last registration. The location of a 
 that name it. Broken settings are errors when a client starts. If they break later, the client logs a warning and keeps
 what it knows.
 
-Locations are read on demand: clients that only read ledgers never read them. Source: metadata 9.3.
+Locations are read on demand: before bookies are chosen, and before the first read from bookies whose nearness may
+differ. Source: metadata 9.3.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 
 from bookies.client.base.location_sources import LocationsFile, LocationsScript, Registrations
 from bookies.config import ClientConfig
 from bookies.metadata.interface import MetadataDriver
-from bookies.model import BookieId
+from bookies.model import BookieId, BookieInfo
 from bookies.protocol.placement import PlacementPolicy, Topology
+from bookies.protocol.placement.nearness import Nearness, Vantage, nearness_of, own_location, parse_locations
 from bookies.protocol.placement.topology import Kind, host_of, parse_fault_domains, parse_location
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
@@ -33,7 +35,8 @@ class Locations:
     def __init__(self, runtime: Runtime, config: ClientConfig, driver: MetadataDriver) -> None:
         self._config = config
         self._events = Events("client.placement", runtime.clock)
-        self._own = parse_location(config.location) if config.location else ""
+        self.nearby = Nearby(runtime, config)
+        self._own_host = runtime.host_names[0] if runtime.host_names and not config.location else ""
         self._pairs = parse_fault_domains(config.fault_domains)
         self._file = LocationsFile(runtime, config, self._events)
         self._script = LocationsScript(runtime, config, self._events)
@@ -57,18 +60,21 @@ class Locations:
     @property
     def policy(self) -> PlacementPolicy:
         """The configured policy; with `auto` and no placement rule it is random until a location is known."""
-        return policy_of(self._config, self.topology)
+        return policy_of(self._config, self.topology, self.nearby.vantage.banned)
 
     def own_domains(self, policy_kind: Kind) -> tuple[str, ...]:
-        """Return the fault domains of this client itself, narrowest first; none if its location is not configured."""
-        if not self._own or policy_kind is Kind.RANDOM:
+        """Return the fault domains where this client wants the first bookie of an ensemble, the best first.
+
+        They are those of its setting `location`, then those that it prefers. A location that was found by its host does
+        not count: many writers in one rack would fill that rack's bookies.
+        """
+        own, preferred = self.nearby.configured, self.nearby.vantage.preferred
+        if policy_kind is Kind.RANDOM:
             return ()
-        widest = (
-            self._own[: self._own.index("/", 1)]
-            if policy_kind is not Kind.RACK and self._own.count("/") > 1
-            else self._own
-        )
-        return (self._own, widest)
+        if not own:
+            return preferred
+        widest = own[: own.index("/", 1)] if policy_kind is not Kind.RACK and own.count("/") > 1 else own
+        return (own, widest, *preferred)
 
     def learning_failed(self, cause: BaseException) -> None:
         """Log an unexpected failure of a learning task, a programming error. Known locations remain valid."""
@@ -80,6 +86,8 @@ class Locations:
             return
         self._file.read()
         await self._script.test()
+        if self._own_host:
+            await self._script.ask([self._own_host])
         self._is_begun = True
         self._update()
 
@@ -91,7 +99,7 @@ class Locations:
         async with self._learning:
             is_new = self._file.reload()
             unknown = [bookie for bookie in bookies if bookie not in self._learnt]
-            if self._config.placement != "random" and unknown:
+            if self._are_used and unknown:
                 has_read = await self._registrations.read(unknown)
                 hosts = self._registrations.hosts
                 await self._script.ask([hosts.get(bookie) or host_of(bookie) for bookie in unknown])
@@ -101,9 +109,25 @@ class Locations:
                 self._update()
         self._warn(bookies)
 
+    async def learn_for_reads(self, bookies: Iterable[BookieId]) -> None:
+        """Determine the unknown locations of bookies that will be read from, if nearness matters."""
+        if self.nearby.is_needed and (unknown := [bookie for bookie in bookies if bookie not in self._learnt]):
+            await self.learn(unknown)
+
+    def registered(self, bookie: BookieId, info: BookieInfo) -> None:
+        """Take in a registration that was read for another purpose."""
+        if self._are_used and bookie not in self._learnt:
+            self._registrations.take_in(bookie, info)
+            self._update()
+
     def knows(self, bookies: Iterable[BookieId]) -> bool:
         """Report whether `learn` has no work for these bookies."""
-        return self._config.placement == "random" or all(bookie in self._learnt for bookie in bookies)
+        return not self._are_used or all(bookie in self._learnt for bookie in bookies)
+
+    @property
+    def _are_used(self) -> bool:
+        """Report whether locations beyond the hosts in the bookies' ids are used for anything."""
+        return self._config.placement != "random" or bool(self._config.location)
 
     def known(self) -> Iterator[BookieId]:
         """Iterate over the bookies with a location."""
@@ -129,6 +153,8 @@ class Locations:
         topology = Topology(known, hosts)
         if topology != self.topology:
             self.topology = topology
+        configured = {**self._script.printed, **self._file.lines, **self._pairs}
+        self.nearby.update(self.topology, self.policy.kind, configured, hosts)
 
     def _warn(self, bookies: Iterable[BookieId]) -> None:
         """Log a warning once for each bookie without a location, if any bookie has one."""
@@ -143,6 +169,58 @@ class Locations:
                     reason=problem.reason,
                     effect="not used" if self.policy.is_rule else "counts for no rack",
                 )
+
+
+class Nearby:
+    """How near bookies are to this client. Raises `ConfigError` for locations that cannot be parsed.
+
+    Ranks are read with every request, so they are kept until a location changes. `configured`: the client's setting
+    `location`.
+    """
+
+    def __init__(self, runtime: Runtime, config: ClientConfig) -> None:
+        self.configured = parse_location(config.location) if config.location else ""
+        self._orders = config.near_reads
+        self._topology, self._kind = Topology(), Kind.RACK
+        self._ranks: dict[BookieId, int] = {}
+        self.vantage = Vantage(
+            frozenset(runtime.host_names),
+            self.configured,
+            parse_locations(config.locations_preferred, "locations_preferred"),
+            parse_locations(config.locations_banned, "locations_banned"),
+        )
+
+    @property
+    def is_needed(self) -> bool:
+        """Report whether reads need the locations of bookies."""
+        return self._orders and self.vantage.distinguishes
+
+    def update(
+        self, topology: Topology, kind: Kind, configured: Mapping[str, str], bookies: Collection[BookieId]
+    ) -> None:
+        """Use other locations. `configured`: by host, by this client's sources; `bookies`: those that are known."""
+        hosts = self.vantage.hosts
+        location = self.configured or own_location(hosts, configured, topology, bookies)
+        self.vantage = Vantage(hosts, location, self.vantage.preferred, self.vantage.banned)
+        self._topology, self._kind = topology, kind
+        self._ranks = {}
+
+    def rank(self, bookie: BookieId) -> int:
+        """Return the rank of a bookie, the nearest first."""
+        rank = self._ranks.get(bookie)
+        if rank is None:
+            rank = self._ranks[bookie] = self.vantage.rank(bookie, self._topology, self._kind)
+        return rank
+
+    def order_rank(self, bookie: BookieId) -> int:
+        """Return the rank of a bookie in the order of reads: the same for all if `near_reads` is false."""
+        if not self._orders:
+            return 0
+        rank = self._ranks.get(bookie)
+        return self.rank(bookie) if rank is None else rank
+
+    def nearness(self, bookie: BookieId) -> Nearness:
+        return nearness_of(self.rank(bookie))
 
 
 class _Domains(Mapping[BookieId, str]):
@@ -162,7 +240,7 @@ class _Domains(Mapping[BookieId, str]):
         return sum(1 for _ in self)
 
 
-def policy_of(config: ClientConfig, topology: Topology) -> PlacementPolicy:
+def policy_of(config: ClientConfig, topology: Topology, banned: tuple[str, ...] = ()) -> PlacementPolicy:
     """Return the configured policy. `fault_domains_min` applies to the policy's widest domains."""
     least = config.fault_domains_min
     is_rule = config.placement_rule or least > 1
@@ -177,4 +255,5 @@ def policy_of(config: ClientConfig, topology: Topology) -> PlacementPolicy:
         regions_min=max(config.regions_min, least),
         zones_min=least if policy_kind is Kind.ZONE and least > 1 else config.zones_min,
         zones_desired=max(config.zones_desired, least),
+        banned=banned,
     )

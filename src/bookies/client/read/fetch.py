@@ -6,8 +6,9 @@ a bookie holds a few consecutive entries, which a part then requests. Without ba
 part is a single read. Asks are planned ahead in a window that is bounded in bytes and in requests.
 
 A part whose bookie fails, or is late by that bookie's own standard, is requested from its next replica; the first good
-response counts and the others are ignored. Only the ask that the caller waits for is treated like this, because no
-caller is delayed by the others. No task runs in the background: read-ahead consists of responses in flight, so an
+response counts and the others are ignored. A bookie that loses such races is asked after the others by all reads of the
+client (`slow_replicas`). Only the ask that the caller waits for is treated like this, because no caller is delayed by
+the others. No task runs in the background: read-ahead consists of responses in flight, so an
 iteration that is dropped half-way leaves no work behind. Source: client-protocol 3.3, 3.4, 3.7 and 3.8.
 """
 
@@ -49,8 +50,8 @@ ASK_REQUESTS_MAX = 128  # requests of one ask
 REQUESTS_FIRST = 32  # requests in flight, until the first entries have shown their size
 REQUESTS_MAX = 512  # requests in flight
 REPAIRS_MAX = 32  # parts requested elsewhere at a time: a client that is slow itself must not flood the bookies
-LATE_S = 1.0  # seconds that a late bookie is asked last
 GRACE_S = 0.002  # to process responses that have already arrived
+_AVOIDED = 1 << 21  # in ranks: after quick bookies, before unhealthy ones
 _record_head = struct.Struct(">I").pack
 
 
@@ -58,7 +59,7 @@ class _Part(Struct):
     """Entries first..last, requested from one replica of `first` after the other, by position.
 
     `data`: the response, whose records begin at `start`: at least one, possibly not all, unverified. `error`: every
-    replica failed.
+    replica failed. `begun_at`: when the first request was sent.
     """
 
     first: int
@@ -69,6 +70,7 @@ class _Part(Struct):
     is_batch: bool
     may_repeat: bool = True  # once, on other connections
     asked: dict[int, tuple[asyncio.Future[Outcome], bool]] = field(default_factory=dict)  # (answer, is a batch read)
+    begun_at: float = 0.0
     asked_at: float = 0.0  # when the last request was sent
     position: int = -1  # of the replica that sent `data`
     data: bytes | None = None
@@ -137,18 +139,19 @@ class RangeFetch:
         self._ahead: deque[_Ask] = deque()
         self._in_flight = 0  # parts in `_ahead`
         self._turn = first  # Starting at `first` spreads many short ranges over the replicas, too.
-        self._late_until: dict[BookieId, float] = {}
         self._loop = asyncio.get_running_loop()
 
     def begin_with(self, asked: PendingRead) -> None:
         """Adopt a pending read of the first entry, which is also the last. Call before everything else."""
         first, last, ensemble = next(self._ranges)
         assert first == last == self._last
-        others = write_set(asked.position, len(ensemble), self._metadata.write_quorum)[1:]
+        size, write_quorum = len(ensemble), self._metadata.write_quorum
+        holders = write_set(asked.position if size == write_quorum else first, size, write_quorum)
+        others = [position for position in holders if position != asked.position]
         order = [asked.position, *(replica_order(others, ensemble, self._ranking(None)) if others else ())]
         part = _Part(first, last, ensemble, order, ReplicaReads(order), is_batch=False)
         part.reads.due()
-        part.asked[asked.position], part.asked_at = (asked.answer, False), asked.at
+        part.asked[asked.position], part.asked_at, part.begun_at = (asked.answer, False), asked.at, asked.at
         self._context.counts.requests += 1
         self._ahead.append(_Ask(deque((part,))))
         self._in_flight += 1
@@ -227,6 +230,10 @@ class RangeFetch:
             part = _Part(at, end, ensemble, order, ReplicaReads(order, is_parallel=self._is_parallel), is_batch)
             for position in part.reads.due():
                 self._start(part, position)
+            if self._pool.health.slow and not self._is_parallel:
+                rival = part.asked[order[0]][0]
+                bookies = [ensemble[position] for position in order]
+                self._pool.try_slow(bookies, self._metadata.ledger_id, at, rival)
             self._in_flight += 1
             yield part
             at = end + 1
@@ -235,12 +242,12 @@ class RangeFetch:
         return self._pool.has_batch_reads and self._pool.batch_support.knows(bookie)
 
     def _ranking(self, avoided: BookieId | None) -> Callable[[BookieId], int]:
-        """Return the sort key of bookies: healthy first, then those not late, then those that support batch reads."""
-        rank, late, now = self._pool.health.rank, self._late_until, self._loop.time()
+        """Return the sort key of bookies: the order of all reads, and those that support batch reads first."""
+        rank = self._pool.health.read_rank
 
         def ranked(bookie: BookieId) -> int:
-            is_late = late.get(bookie, 0.0) > now or bookie == avoided
-            return 4 * rank(bookie) + 2 * is_late + (not self._knows_batches(bookie))
+            is_worse = _AVOIDED if bookie == avoided else 0
+            return 2 * rank(bookie) + is_worse + (not self._knows_batches(bookie))
 
         return ranked
 
@@ -252,6 +259,7 @@ class RangeFetch:
             count = min(count, held)
         is_batch = part.is_batch and self._knows_batches(bookie)
         part.asked_at = self._loop.time()
+        part.begun_at = part.begun_at or part.asked_at
         self._context.counts.requests += 1
         if is_batch:
             answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._window.batch_size)
@@ -293,11 +301,13 @@ class RangeFetch:
             for position, (answer, is_batch) in part.asked.items():
                 key = part.ensemble[position], is_batch
                 if not answer.done() and key not in delays:
-                    delays[key] = part.asked_at + self._delay_s(*key) - now
+                    delays[key] = part.asked_at + self._delay_s(part, *key) - now
         return max(GRACE_S, min(delays.values()))
 
-    def _delay_s(self, bookie: BookieId, is_batch: bool) -> float:
-        return self._pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ)
+    def _delay_s(self, part: _Part, bookie: BookieId, is_batch: bool) -> float:
+        position = part.reads.next_position
+        other = None if position is None else part.ensemble[position]
+        return self._pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ, other)
 
     def _progress(self, head: _Ask) -> int:
         """Count the responses that have come from the bookies that `head` still waits for."""
@@ -325,7 +335,7 @@ class RangeFetch:
             delay = None
             if self._context.config.hedged_reads and part.reads.has_more:
                 position, (_, is_batch) = list(part.asked.items())[-1]
-                delay = part.asked_at + self._delay_s(part.ensemble[position], is_batch) - self._loop.time()
+                delay = part.asked_at + self._delay_s(part, part.ensemble[position], is_batch) - self._loop.time()
             answers = [answer for answer, _ in part.asked.values()]
             if delay is None or delay > 0:
                 done, _ = await asyncio.wait(answers, timeout=delay, return_when=asyncio.FIRST_COMPLETED)
@@ -334,8 +344,6 @@ class RangeFetch:
             if done:
                 self._take_answers(part)
                 continue
-            for position in part.asked:
-                self._late_until[part.ensemble[position]] = self._loop.time() + LATE_S
             for position in part.reads.late():
                 self._context.counts.hedges += 1
                 self._start(part, position)
@@ -350,6 +358,7 @@ class RangeFetch:
         error = part.reads.error
         if part.may_repeat and is_connection_failure(error):
             part.may_repeat = part.is_batch = False
+            part.begun_at = 0.0
             part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
         else:
             part.error = error
@@ -375,10 +384,21 @@ class RangeFetch:
             except BookKeeperError as error:
                 self._failed(part, position, error)
                 continue
-            self._late_until.pop(bookie, None)
+            self._judge(part, position)
             part.data, part.start, part.position = data, start, position
             part.asked.clear()
             return
+
+    def _judge(self, part: _Part, position: int) -> None:
+        """Tell the client's health which bookies have lost the race: those asked before the one that answered."""
+        health, order = self._pool.health, part.order
+        if self._is_parallel:
+            return
+        losers = [other for other in part.asked if order.index(other) < order.index(position)]
+        if not losers:
+            health.won_race(part.ensemble[position])
+        for loser in losers:
+            health.lost_race(part.ensemble[loser], self._loop.time() - part.begun_at)
 
     def _records(self, bookie: BookieId, entry_id: int, outcome: Outcome, is_batch: bool) -> tuple[bytes, int]:
         """Return a response's unverified data and where its records begin. Raises the error that the bookie reports."""
@@ -449,6 +469,7 @@ class RangeFetch:
                 for answer, _ in part.asked.values():
                     answer.cancel()
                 part.asked.clear()
+                part.begun_at = 0.0
                 part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
 
     async def _follow_replacements(self, part: _Part) -> None:

@@ -8,19 +8,22 @@ later, does not delay the reader. A single new entry comes with the answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from bookies.client.base import EntryBatch
 from bookies.client.read.context import ReadContext
+from bookies.client.transport import BookiePool
 from bookies.client.transport.unanswered import Outcome
 from bookies.errors import BookKeeperError, ClientClosed
 from bookies.kernels import Records
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.ledger.lac import LongPollRound
 from bookies.protocol.ledger.read import replica_order
-from bookies.protocol.quorums.quorum import ensemble_set
+from bookies.protocol.quorums.quorum import ensemble_set, write_set
 from bookies.wire.messages import ReadResponse
 
+_HEALTH, _NO_HOLDER = 1 << 21, 1 << 20  # above the ranks of nearness
 STAGGER_S = 0.25  # seconds without an answer until the next bookie is asked as well
 
 
@@ -41,7 +44,7 @@ async def wait_for_entry(
     """
     pool = context.pool
     ensemble = record.last_ensemble
-    order = replica_order(ensemble_set(entry_id, len(ensemble)), ensemble, pool.health.rank)
+    order = replica_order(ensemble_set(entry_id, len(ensemble)), ensemble, _ranking(pool, record, entry_id))
     polls = LongPollRound(record, order, is_parallel=is_parallel)
     waiting: dict[int, asyncio.Future[Outcome]] = {}
     loop = asyncio.get_running_loop()
@@ -83,6 +86,14 @@ async def wait_for_entry(
     finally:
         for poll in waiting.values():
             poll.cancel()
+
+
+def _ranking(pool: BookiePool, record: LedgerMetadata, entry_id: int) -> Callable[[BookieId], int]:
+    """Return the sort key of bookies: healthy ones first, then those that store the entry, then near ones."""
+    ensemble = record.last_ensemble
+    holders = {ensemble[position] for position in write_set(entry_id, len(ensemble), record.write_quorum)}
+    health, order_rank = pool.health, pool.nearby.order_rank
+    return lambda bookie: _HEALTH * health.rank(bookie) + _NO_HOLDER * (bookie not in holders) + order_rank(bookie)
 
 
 def _polled(context: ReadContext, bookie: BookieId, outcome: Outcome, entry_id: int) -> tuple[int, EntryBatch | None]:

@@ -2,8 +2,8 @@
 
 Random reads are many and small; the read-ahead of a `RangeFetch` is useless for them. One replica is asked. If it
 answers in time and the entry verifies, the read is done. In every other case a `RangeFetch` takes over, with the
-pending answer. The entry's id selects the replica: random reads are spread over the whole ensemble, and an entry that
-is read again is in that bookie's memory. Source: client-protocol 3.3, 3.4 and 3.7.
+pending answer. The entry's id selects among the nearest replicas: random reads are spread over all of them, and an
+entry that is read again is in that bookie's memory. Source: client-protocol 3.3, 3.4 and 3.7.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from bookies.client.read.context import ReadContext
 from bookies.client.transport.unanswered import Outcome
 from bookies.errors import BookKeeperError, Status
 from bookies.model import LedgerMetadata
+from bookies.protocol.ledger.read import replica_order
+from bookies.protocol.quorums import write_set
 from bookies.wire.messages import ReadResponse
 
 _record_head = struct.Struct(">I").pack
@@ -35,18 +37,23 @@ class PendingRead(NamedTuple):
 async def look_up(context: ReadContext, metadata: LedgerMetadata, entry_id: int) -> EntryBatch | PendingRead | None:
     """Ask one replica for the entry. Returns the verified entry, or the pending read if it is late or failed.
 
-    Returns None without asking if the selected replica has failed recently.
+    Returns None without asking if every replica has failed recently.
     """
     pool, sticky = context.pool, context.sticky
     size = metadata.ensemble_size
-    position = (entry_id if sticky is None or size != metadata.write_quorum else sticky.position) % size
-    bookie = metadata.ensemble_at(entry_id)[position]
+    turn = entry_id if sticky is None or size != metadata.write_quorum else sticky.position
+    ensemble, positions = metadata.ensemble_at(entry_id), write_set(turn, size, metadata.write_quorum)
+    order = replica_order(positions, ensemble, pool.health.read_rank)
+    position, bookie = order[0], ensemble[order[0]]
     if pool.health.rank(bookie):
         return None
     loop = asyncio.get_running_loop()
     asked = PendingRead(position, pool.start_read_entry(bookie, metadata.ledger_id, entry_id), loop.time())
+    other = ensemble[order[1]] if len(order) > 1 else None
+    if pool.health.slow:
+        pool.try_slow([ensemble[position] for position in order], metadata.ledger_id, entry_id, asked.answer)
     try:
-        patience_s = pool.health.hedge_delay_s(bookie, READ) if context.config.hedged_reads else None
+        patience_s = pool.health.hedge_delay_s(bookie, READ, other) if context.config.hedged_reads else None
         await _in_time(loop, asked.answer, patience_s)
     except asyncio.CancelledError:
         if metadata.write_quorum == 1:
@@ -60,6 +67,7 @@ async def look_up(context: ReadContext, metadata: LedgerMetadata, entry_id: int)
     except BookKeeperError:
         return asked
     pool.batch_support.answered_single(bookie)
+    pool.health.won_race(bookie)
     if outcome.max_lac is not None:
         context.learn(outcome.max_lac)
     return batch

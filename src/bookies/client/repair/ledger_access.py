@@ -66,8 +66,9 @@ class LedgerAccess(Struct, frozen=True):
         """Return the record, after a recovery unless it was closed before. Raises as `recover_ledger`."""
         record = (await self.read(ledger_id)).metadata
         await self.locate()
+        pool = self.pool
         parts = RecoveryParts(
-            self.runtime, self.config, self.pool, self.driver, self.candidates, self.pool.counts.recoveries
+            self.runtime, self.config, pool, self.driver, self.candidates, pool.counts.recoveries, pool.health.read_rank
         )
         return await recover_ledger(parts, ledger_id, password=self._password_of(record), digest_type=self.digest_type)
 

@@ -55,6 +55,7 @@ from bookies.model import (
 )
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger
+from bookies.protocol.ledger.bookie_health import no_rank
 from bookies.protocol.ledger.fence import Fenced, FenceRound, NotFenced, recovery_start
 from bookies.protocol.ledger.ledger import (
     announcement_needed,
@@ -113,7 +114,8 @@ class RecoveryPool(AddPool, Protocol):
 class RecoveryParts(Struct, frozen=True):
     """Parts of a client that a recovery uses.
 
-    `candidates`: writable bookies in order of preference. `stages`: durations of its steps.
+    `candidates`: writable bookies in order of preference. `stages`: durations of its steps. `rank`: of bookies, in the
+    order in which replicas are asked.
     """
 
     runtime: Runtime
@@ -122,6 +124,7 @@ class RecoveryParts(Struct, frozen=True):
     driver: MetadataDriver
     candidates: Callable[[], Sequence[BookieId]]
     stages: Stages = field(default_factory=lambda: Stages(*RECOVERY_STAGES))
+    rank: Callable[[BookieId], int] = no_rank
 
 
 async def recover_ledger(
@@ -365,7 +368,7 @@ class _Recovery:
 
         `is_end`: it is probably absent.
         """
-        reading = EntryRead(metadata, entry_id, self._suspects)
+        reading = EntryRead(metadata, entry_id, self._suspects, self._parts.rank)
         asked: dict[asyncio.Task[_Entries | BookKeeperError], BookieId] = {}
         late = 0  # late requests, for each of which another replica is asked
         try:

@@ -34,6 +34,8 @@ class ClientCounts(Struct):
     * `replicas_sent`, `bytes_sent`: entries sent to bookies, once for each replica, and their bytes.
     * `timeouts`: bookies that did not answer in time or could not be reached.
     * `fetches`: requests of readers.
+    * `bytes_by_nearness`: bytes by nearness of the bookie, and "received" or "sent"; `reads_by_nearness`: requests to
+      read entries. Brought up to date by `BookiePool.count_traffic`.
     * `recoveries`: stages of the recovery of ledgers: announce, fence, read (writes run beside it), write, close.
     """
 
@@ -48,6 +50,15 @@ class ClientCounts(Struct):
     connections_lost: int = 0
     fetches: FetchCounts = field(default_factory=FetchCounts)
     recoveries: Stages = field(default_factory=lambda: Stages(*RECOVERY_STAGES))
+    bytes_by_nearness: dict[tuple[str, str], int] = field(default_factory=dict)
+    reads_by_nearness: dict[str, int] = field(default_factory=dict)
+
+    def traffic(self, nearness: str, received: int, sent: int, reads: int) -> None:
+        """Add what went to and came from a bookie."""
+        for direction, size in (("received", received), ("sent", sent)):
+            key = nearness, direction
+            self.bytes_by_nearness[key] = self.bytes_by_nearness.get(key, 0) + size
+        self.reads_by_nearness[nearness] = self.reads_by_nearness.get(nearness, 0) + reads
 
 
 class ClientUsage(Struct, frozen=True):
@@ -63,3 +74,4 @@ class ClientUsage(Struct, frozen=True):
     pending: Mapping[BookieId, int]
     metadata_requests: Mapping[tuple[str, str], int]
     now_s: float
+    slow_bookies: int = 0

@@ -133,6 +133,7 @@ class _Output:
         self._unsent: list[Buffer] = []
         self._size = 0  # bytes of adds in it
         self._has_joined = False  # the flush at the end of this iteration
+        self.sent = 0  # bytes given to the transport
 
     def connected(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -177,6 +178,7 @@ class _Output:
         if transport is None or not unsent:
             return
         self._unsent, self._size = [], 0
+        self.sent += sum(map(len, unsent))
         if len(unsent) == 1:
             transport.write(unsent[0])
         elif size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
@@ -192,6 +194,7 @@ class _Input:
         self._decoder = decoder
         self._scratch = scratch
         self._room: memoryview | None = None  # buffer of the decoder that the transport is about to fill
+        self.size = 0  # bytes received
 
     def buffer(self) -> Buffer:
         """Return the buffer for the next bytes."""
@@ -200,6 +203,7 @@ class _Input:
 
     def received(self, size: int) -> Sequence[Response]:
         """Return the responses that `size` more bytes in the buffer complete. Raises `RemoteProtocolError`."""
+        self.size += size
         if self._room is None:
             return self._decoder.feed(self._scratch[:size])
         self._room = None
@@ -258,6 +262,11 @@ class Connection(asyncio.BufferedProtocol):
     def adds_size(self) -> int:
         """Bytes of adds sent or waiting to be sent, and not answered."""
         return self._adds.size + self._held.size
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far, without those of TLS."""
+        return self._input.size, self._output.sent
 
     def _follow(self, event: Event) -> None:
         self.state = following(TRANSITIONS, self.state, event)

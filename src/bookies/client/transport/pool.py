@@ -11,10 +11,12 @@ matching coroutines raise. Source: wire-protocol 1.1, 6.1 and 6.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
+from bookies.client.base.locations import Nearby
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.transport.connection import Connection, ConnectionOwner, Flushes
@@ -72,22 +74,46 @@ BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
 class _Peer:
-    """One bookie: its connections by protocol version, the number of ended v3 connections, and of single reads."""
+    """One bookie: its connections by protocol version, the number of ended v3 connections, and of reads.
 
-    __slots__ = ("connections", "ended_count", "read_count")
+    `ended`: bytes of ended connections. `counted`: (bytes received, sent, reads) that the client's counts include.
+    """
+
+    __slots__ = ("connections", "counted", "ended", "ended_count", "read_count")
 
     def __init__(self) -> None:
         self.connections: dict[str, Connection] = {}
         self.ended_count = 0
         self.read_count = 0
+        self.ended = (0, 0)
+        self.counted = (0, 0, 0)
+
+    def end(self, connection: Connection) -> None:
+        received, sent = connection.traffic
+        self.ended = self.ended[0] + received, self.ended[1] + sent
+        self.ended_count += connection.wire == "v3"
+        if self.connections.get(connection.wire) is connection:
+            del self.connections[connection.wire]
+
+    def uncounted(self) -> tuple[int, int, int]:
+        """Return the bytes received and sent, and the reads, since the last call."""
+        parts = [self.ended, *(connection.traffic for connection in self.connections.values())]
+        before = self.counted
+        received, sent = map(sum, zip(*parts, strict=True))
+        self.counted = received, sent, self.read_count
+        return received - before[0], sent - before[1], self.read_count - before[2]
 
 
 class _Connector:
-    """Opens connections: finds the bookie, encrypts and authenticates as configured. See `BookiePool`."""
+    """Opens connections: finds the bookie, encrypts and authenticates as configured. See `BookiePool`.
+
+    `random`: the runtime's.
+    """
 
     def __init__(
         self, runtime: Runtime, config: ClientConfig, resolve: Callable[[BookieId], Awaitable[tuple[str, int]]]
     ) -> None:
+        self.random = runtime.random
         self._network = runtime.network
         self._config = config
         self._resolve = resolve
@@ -129,7 +155,7 @@ class BookiePool:
     """All connections of one client. Raises `ConfigError` for certificates and credentials that cannot be read.
 
     `resolve`: returns the address of a bookie; raises `BookKeeperError` or OSError. `on_suspect`: called with each
-    bookie that could not be reached or did not answer in time.
+    bookie that could not be reached or did not answer in time. `nearby`: how near bookies are; None: not known.
 
     `health`: which bookies to prefer, by what was observed of each. `batch_support`: which of them support batch reads.
     `copy_admission`: admission of copies of ledgers. `connection_count`: connections established so far.
@@ -142,13 +168,14 @@ class BookiePool:
         resolve: Callable[[BookieId], Awaitable[tuple[str, int]]],
         *,
         on_suspect: Callable[[BookieId], None] | None = None,
+        nearby: Nearby | None = None,
     ) -> None:
         self.counts = ClientCounts()
         self.latency: ClientLatency | None = None  # set before the first request, if the client keeps slow ones
-        self._random = runtime.random
         self._config = config
         self._on_suspect = on_suspect
-        self.health = BookieHealth(config, self._probe)
+        self.nearby = nearby or Nearby(runtime, config)
+        self.health = BookieHealth(config, self._probe, self.nearby.order_rank)
         self.batch_support = BatchSupport()
         self.copy_admission = CopyAdmission(self.bookie_info)
         self.connection_count = 0
@@ -164,7 +191,7 @@ class BookiePool:
 
     def any_below(self, count: int) -> int:
         """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
-        return self._random.randrange(count)
+        return self._connector.random.randrange(count)
 
     @property
     def flushes(self) -> Flushes:
@@ -223,6 +250,12 @@ class BookiePool:
     def total_size(self) -> int:
         """Bytes of unanswered adds, counted once per bookie."""
         return sum(self.pending_size(bookie) for bookie in self._peers)
+
+    def count_traffic(self) -> None:
+        """Add to `counts` what went to and came from each bookie, by its nearness."""
+        for bookie, peer in self._peers.items():
+            received, sent, reads = peer.uncounted()
+            self.counts.traffic(self.nearby.nearness(bookie).label, received, sent, reads)
 
     # -- reads ---------------------------------------------------------------------------------------------------
     def start_read_entry(
@@ -485,6 +518,29 @@ class BookiePool:
         request = self._start_v3(bookie, lambda txn_id: GetBookieInfoRequest(v3.VERSION, txn_id, BOTH_CAPACITIES), None)
         request.add_done_callback(answered)
 
+    def try_slow(
+        self, bookies: Iterable[BookieId], ledger_id: int, entry_id: int, rival: asyncio.Future[Outcome]
+    ) -> None:
+        """Read an entry also from slow bookies whose trial is due. `rival`: the read that the caller waits for."""
+        for bookie in bookies:
+            if self.health.take_trial(bookie):
+                self._try(bookie, self.start_read_entry(bookie, ledger_id, entry_id), rival)
+
+    def _try(self, bookie: BookieId, trial: asyncio.Future[Outcome], rival: asyncio.Future[Outcome]) -> None:
+        begun_s = self._loop.time()
+        rival_s = math.inf
+
+        def rival_answered(rival: asyncio.Future[Outcome]) -> None:
+            nonlocal rival_s
+            rival_s = self._loop.time() - begun_s
+
+        def answered(trial: asyncio.Future[Outcome]) -> None:
+            has_answered = not isinstance(trial.result(), BookKeeperError)
+            self.health.tried(bookie, self._loop.time() - begun_s if has_answered else math.inf, rival_s)
+
+        rival.add_done_callback(rival_answered)
+        trial.add_done_callback(answered)
+
     async def close(self) -> None:
         """Drop all connections; every outstanding request fails with `ClientClosed`. Idempotent."""
         self._is_closed = True
@@ -526,10 +582,7 @@ class BookiePool:
 
     def ended(self, connection: Connection, error: BookKeeperError) -> None:
         """Forget a closed connection before its requests fail, so that a retry opens another one."""
-        peer = self._peers[connection.bookie]
-        peer.ended_count += connection.wire == "v3"
-        if peer.connections.get(connection.wire) is connection:
-            del peer.connections[connection.wire]
+        self._peers[connection.bookie].end(connection)
         if isinstance(error, BookieUnreachable) and not self._is_closed:
             self.counts.connections_lost += 1
             self.suspect(connection.bookie)

@@ -24,6 +24,7 @@ from bookies.model import BookieId, BookieInfo, BookieMode, Ensemble
 from bookies.protocol.ledger.bookie_health import Rank
 from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensemble
 from bookies.protocol.placement.candidates import Candidates, Cluster
+from bookies.protocol.placement.nearness import Nearness
 from bookies.protocol.placement.placement_proof import abbreviated, unplaced
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
@@ -37,6 +38,7 @@ class BookieStatus(Struct, frozen=True):
 
     `mode`: "writable", "read-only", or "down" if it is not registered. `address`: "host:port"; None if the bookie is
     down or its registration cannot be read. `location`: for placement; None if unknown. `http`: of its HTTP server.
+    `nearness`: to this client, a label of `Nearness`.
     """
 
     id: BookieId
@@ -45,6 +47,7 @@ class BookieStatus(Struct, frozen=True):
     properties: Mapping[str, str]
     location: str | None = None
     http: str | None = None
+    nearness: str = Nearness.UNKNOWN.label
 
 
 class BookieWatcher:
@@ -216,6 +219,8 @@ class BookieWatcher:
             return known
         try:
             info = await self._driver.bookie_info(bookie)
+            if info is not None:
+                self._locations.registered(bookie, info)
             address = info.rpc_address() if info else None
             if address is None and (address := address_of_id(bookie)) is not None:
                 await self._check_free(address, bookie)
@@ -248,7 +253,8 @@ class BookieWatcher:
             text = f"{address[0]}:{address[1]}" if address else None
             location = self.topology.location(bookie)
             properties, http = (info.properties, info.http_address()) if info else ({}, None)
-            statuses.append(BookieStatus(bookie, mode, text, properties, location, http))
+            nearness = self._locations.nearby.nearness(bookie).label
+            statuses.append(BookieStatus(bookie, mode, text, properties, location, http, nearness))
         return statuses
 
     async def _info_of(self, bookie: BookieId) -> BookieInfo | None:

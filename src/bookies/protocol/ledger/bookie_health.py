@@ -18,7 +18,8 @@ Response times
 --------------
 Each bookie has one histogram per kind of request, in steps of the square root of two; old answers lose weight as new
 ones arrive. An answer is late beyond the 95th percentile of that bookie's own times. A slow bookie must not set its own
-standard, so the limit is at most `SLOWER_MAX` times the percentile of the quickest bookie.
+standard, so the limit is at most `SLOWER_MAX` times the percentile of the quickest bookie that is at least as far away:
+a bookie in another region is not held to the standard of one in the next rack.
 
 Source: client-protocol 3.3 (order) and 7.8.
 """
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from bookies.model import BookieId
 from bookies.protocol.pacing import Backoff
@@ -92,6 +93,10 @@ class CircuitBreakers:
             breaker.is_tripped = False
             breaker.healthy_since = now
 
+    def __bool__(self) -> bool:
+        """Report whether any bookie has ever failed."""
+        return bool(self._breakers)
+
     def knows(self, bookie: BookieId) -> bool:
         """Report whether the bookie has ever failed."""
         return bookie in self._breakers
@@ -101,13 +106,6 @@ class CircuitBreakers:
         if breaker is None or not breaker.is_tripped:
             return Rank.HEALTHY
         return Rank.OPEN if now < breaker.open_until else Rank.SUSPECT
-
-    def order(self, bookies: Iterable[BookieId], now: float) -> list[BookieId]:
-        """Return all bookies, best rank first; stable, so the caller's own preference decides within a rank."""
-        bookies = list(bookies)
-        if not self._breakers:
-            return bookies
-        return sorted(bookies, key=lambda bookie: self.rank(bookie, now))
 
     def ailing(self, now: float) -> dict[BookieId, Rank]:
         """Return the bookies that are not healthy, best rank first. Cost: the number of bookies that ever failed."""
@@ -159,12 +157,18 @@ class _Histogram:
         self.percentile_s = TIME_MIN_S * 2 ** (bucket / 2)
 
 
-class ResponseTimes:
-    """Response times of bookies by kind of request (any name)."""
+def no_rank(bookie: BookieId) -> int:
+    """Return the same rank for every bookie."""
+    return 0
 
-    def __init__(self) -> None:
+
+class ResponseTimes:
+    """Response times of bookies by kind of request (any name). `distance`: of a bookie, any number."""
+
+    def __init__(self, distance: Callable[[BookieId], int] = no_rank) -> None:
+        self._distance = distance
         self._histograms: dict[str, dict[BookieId, _Histogram]] = {}
-        self._longest: dict[str, float] = {}  # limit set by the quickest bookie, by kind; read with every request
+        self._longest: dict[str, list[tuple[int, float]]] = {}  # see `_limits`, by kind; read with every request
 
     def observe(self, bookie: BookieId, kind: str, seconds: float) -> None:
         histograms = self._histograms.setdefault(kind, {})
@@ -172,8 +176,21 @@ class ResponseTimes:
         if histogram is None:
             histogram = histograms[bookie] = _Histogram()
         if histogram.add(seconds):
-            percentiles = [known.percentile_s for known in histograms.values() if known.percentile_s]
-            self._longest[kind] = SLOWER_MAX * min(percentiles)
+            self._longest[kind] = self._limits(histograms)
+
+    def _limits(self, histograms: dict[BookieId, _Histogram]) -> list[tuple[int, float]]:
+        """Return (distance, limit for bookies up to that distance), by ascending distance."""
+        quickest: dict[int, float] = {}
+        for bookie, known in histograms.items():
+            if known.percentile_s:
+                distance = self._distance(bookie)
+                quickest[distance] = min(quickest.get(distance, math.inf), known.percentile_s)
+        limits: list[tuple[int, float]] = []
+        limit = math.inf
+        for distance in sorted(quickest, reverse=True):
+            limit = min(limit, SLOWER_MAX * quickest[distance])
+            limits.append((distance, limit))
+        return limits[::-1]
 
     def percentile_s(self, bookie: BookieId, kind: str) -> float | None:
         """Return the 95th percentile in seconds, rounded up by at most 42 %; None: too few observations."""
@@ -181,8 +198,9 @@ class ResponseTimes:
         return histogram.percentile_s if histogram else None
 
     def late_after_s(self, bookie: BookieId, kind: str) -> float | None:
-        """Return the seconds after which an answer is late; None: too few observations of every bookie."""
-        longest = self._longest.get(kind)
+        """Return the seconds after which an answer is late; None: too few observations of bookies as far away."""
+        distance = self._distance(bookie)
+        longest = next((limit for far, limit in self._longest.get(kind, ()) if far >= distance), None)
         if longest is None:
             return None
         histogram = self._histograms[kind].get(bookie)

@@ -98,6 +98,11 @@ class ReplicaReads:
         return self._next < len(self._order)
 
     @property
+    def next_position(self) -> int | None:
+        """Return the position that `late` would return; None if all have been asked."""
+        return self._order[self._next] if self.has_more else None
+
+    @property
     def has_failed(self) -> bool:
         """Report whether every replica was asked and none delivered; then `error` is the one to report."""
         return not self._waiting and not self.has_more

@@ -28,6 +28,7 @@ Source: client-protocol 4.1, 4.5 to 4.9.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bookies.errors import (
@@ -38,6 +39,7 @@ from bookies.errors import (
     Unauthorized,
 )
 from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.ledger.bookie_health import no_rank
 from bookies.protocol.ledger.read import NEGATIVE, ErrorChoice
 from bookies.protocol.quorums import write_set
 from bookies.protocol.quorums.quorum import negatives_needed
@@ -54,13 +56,22 @@ class EntryRead:
 
     metadata: the announced record.
     suspects: bookies to ask last, because they failed before. They are never left out.
+    rank: of each bookie, the lowest is asked first. It orders the requests and has no part in the verdict.
     """
 
-    def __init__(self, metadata: LedgerMetadata, entry_id: int, suspects: frozenset[BookieId] = frozenset()) -> None:
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        entry_id: int,
+        suspects: frozenset[BookieId] = frozenset(),
+        rank: Callable[[BookieId], int] = no_rank,
+    ) -> None:
         ensemble = metadata.ensemble_at(entry_id)
         positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
         self.entry_id = entry_id
-        self._order = sorted((ensemble[position] for position in positions), key=lambda bookie: bookie in suspects)
+        self._order = sorted(
+            (ensemble[position] for position in positions), key=lambda bookie: (bookie in suspects, rank(bookie))
+        )
         self._next = 0
         self._answers = 0
         self._negatives = 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from bookies.model import BookieId
 from bookies.protocol.placement.placement_policy import PlacementPolicy
-from bookies.protocol.placement.topology import Kind, Place, Problem, Topology
+from bookies.protocol.placement.topology import Kind, Place, Problem, Topology, is_within_any
 from bookies.protocol.placement.write_sets import Condition
 
 HEAD_MAX = 48  # drawn in order of preference before the search takes one bookie of each sort from the index
@@ -27,6 +27,7 @@ class Cluster:
     """Index of writable bookies by fault domain.
 
     `unplaced`: bookies that must not be used, because the policy is a rule and they have no valid location.
+    `banned`: bookies that must not be used, because the policy bans their location.
     """
 
     def __init__(self, bookies: Iterable[BookieId], topology: Topology, policy: PlacementPolicy) -> None:
@@ -34,8 +35,13 @@ class Cluster:
         self.policy = policy
         kind = policy.kind
         self.unplaced: dict[BookieId, Problem] = {}
+        self.banned: dict[BookieId, Problem] = {}
         self.places: dict[BookieId, Place] = {}
         for bookie in bookies:
+            location = topology.location(bookie) if policy.banned else None
+            if location is not None and is_within_any(location, policy.banned):
+                self.banned[bookie] = Problem(bookie, location)
+                continue
             problem = topology.problem(bookie, kind) if policy.is_rule else None
             if problem is not None:
                 self.unplaced[bookie] = problem

@@ -37,6 +37,8 @@ class PlacementPolicy(Struct, frozen=True):
     regions_min: regions that any ack quorum of an entry's replicas spans, always a rule; below 2: entries are spread
         over `racks_min` regions, as a wish.
     zones_desired: zones for strict adherence.
+    banned: locations, with all below them, of bookies that are not chosen; always a rule. It does not concern replicas
+        that exist.
     """
 
     kind: Kind = Kind.RACK
@@ -45,6 +47,7 @@ class PlacementPolicy(Struct, frozen=True):
     regions_min: int = 0
     zones_min: int = 2
     zones_desired: int = 3
+    banned: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind is Kind.ZONE and self.zones_min > self.zones_desired:

@@ -65,7 +65,7 @@ def no_replacement(
     """Return the error for positions that no bookie can take."""
     usable = [bookie for bookie in candidates.cluster.bookies if bookie not in exclude and bookie not in ensemble]
     failed = abbreviated([ensemble[position] for position in positions])
-    count = len(candidates) + len(candidates.cluster.unplaced)
+    count = len(candidates) + len(candidates.cluster.unplaced) + len(candidates.cluster.banned)
     text = f"none of the {count} writable bookies can take the place of {failed} in [{', '.join(ensemble)}]"
     if len(usable) < len(positions) or not rules:
         others = f"{len(usable)} are no members" if usable else "no other works"
@@ -92,14 +92,15 @@ def where(candidates: Candidates, bookies: Sequence[BookieId], rules: Sequence[C
 
 
 def unplaced(candidates: Candidates) -> str:
-    """Return the text about bookies that are not used because they have no valid location; empty if there are none."""
-    problems = list(candidates.cluster.unplaced.values())
-    if not problems:
-        return ""
-    example = candidates.cluster.policy.kind.example
-    return (
-        f"; not used, because the rule needs their location: {_reasons(problems)} (a location has the form {example})"
-    )
+    """Return the text about bookies that are not used, because of their location or for lack of one; may be empty."""
+    text = ""
+    if problems := list(candidates.cluster.unplaced.values()):
+        example = candidates.cluster.policy.kind.example
+        text = f"; not used, because the rule needs their location: {_reasons(problems)} (a location has the form "
+        text += f"{example})"
+    if banned := list(candidates.cluster.banned.values()):
+        text += f"; not used, because locations_banned names their location: {_reasons(banned)}"
+    return text
 
 
 def _reasons(problems: Iterable[Problem]) -> str:

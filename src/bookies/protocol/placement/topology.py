@@ -68,6 +68,16 @@ def parse_location(text: str) -> str:
     return "/" + "/".join(parts)
 
 
+def is_within(location: str, domain: str) -> bool:
+    """Report whether a location is the domain or below it."""
+    return location == domain or location.startswith(f"{domain}/")
+
+
+def is_within_any(location: str, domains: Iterable[str]) -> bool:
+    """Report whether a location is within one of the domains."""
+    return any(is_within(location, domain) for domain in domains)
+
+
 def parse_fault_domains(text: str) -> dict[str, str]:
     """Parse `bookie=location` pairs separated by commas into locations by bookie or host. Raises `ConfigError`.
 

@@ -47,7 +47,7 @@ STOP_S = 5.0  # for an orderly release; after that the end of the session releas
 class AutoRecovery:
     """Auto-recovery of one process.
 
-    client, driver: open; not closed here.
+    client, driver: open; not closed here. `client`: all copies and checks go through it.
     bookie: id under which it campaigns for auditor.
     owner: name in its locks.
     """
@@ -61,6 +61,7 @@ class AutoRecovery:
         bookie: BookieId,
         owner: str,
     ) -> None:
+        self.client = client
         self.pace = AdaptiveRate(config.recovery_rate_size or None)
         self._runtime = runtime
         self._driver = driver

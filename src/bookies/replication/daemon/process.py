@@ -9,6 +9,7 @@ has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from msgspec import Struct, to_builtins
@@ -119,6 +120,8 @@ class BesideBookie:
 
     async def run(self, server: BookieServer, runtime: Runtime) -> None:
         """Run until cancelled: see `bookie.main.run`."""
+        if not self._client_config.location:
+            self._client_config = replace(self._client_config, location=server.config.location)
         server.on_add_latency(lambda seconds: self._observe(seconds, runtime.clock.monotonic()))
         server.extend_control({"owed": partial(self._describe_owed, server)})
         parts = [self._fetch_owed(server, runtime)]

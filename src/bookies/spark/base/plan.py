@@ -20,6 +20,7 @@ from bookies.model import BookieId, LedgerMetadata, fragments_of
 
 ENTRY_OVERHEAD = 64  # bytes that an entry costs in addition to its payload
 BINS_TRIED = 64  # partitions that are tried for a chunk: keeps planning of 100,000 chunks fast
+Address = tuple[str, int, str]  # host, port, and location of a bookie, empty if unknown
 Curve = Sequence[tuple[int, int]]  # (entry, payload bytes of the ledger before it), both ascending
 
 
@@ -255,7 +256,7 @@ def with_replicas(partitions: Iterable[Sequence[Range]]) -> list[list[Range]]:
     return result
 
 
-def bookies_of(partition: Sequence[Range], addresses: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+def bookies_of(partition: Sequence[Range], addresses: Mapping[str, Address]) -> dict[str, Address]:
     """Return the addresses that a partition's task needs. A bookie without an address is down."""
     return {
         bookie: addresses[bookie]

@@ -13,17 +13,21 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bookies.distributedlog.formats.log_names import is_namespace
 from bookies.errors import BookieUnreachable
+from bookies.model import BookieId
 
 if TYPE_CHECKING:
+    from bookies.client.base.locations import Nearby
     from bookies.client.client import Client
     from bookies.client.transport import BookiePool
     from bookies.config import ClientConfig
     from bookies.distributedlog import Namespace
     from bookies.runtime import ports
+    from bookies.spark.base.plan import Address
 
 T = TypeVar("T")
 _Key = tuple[str, "ClientConfig"]  # URI, settings
@@ -45,7 +49,7 @@ class Worker:
         self.loop = aio.new_event_loop()
         self._clients: dict[_Key, asyncio.Task[Client]] = {}
         self._namespaces: dict[_Key, asyncio.Task[Namespace]] = {}
-        self._pools: dict[_Key, tuple[BookiePool, dict[str, tuple[str, int]]]] = {}
+        self._pools: dict[_Key, tuple[BookiePool, dict[str, Address]]] = {}
         self._files: ports.Worker | None = None
         thread = threading.Thread(target=self.loop.run_forever, name="bookies", daemon=True)
         thread.start()
@@ -86,23 +90,30 @@ class Worker:
             opening = tasks[key] = self.loop.create_task(make())
         return await asyncio.shield(opening)
 
-    def pool(self, uri: str, config: ClientConfig, addresses: Mapping[str, tuple[str, int]]) -> BookiePool:
+    def pool(self, uri: str, config: ClientConfig, addresses: Mapping[str, Address]) -> BookiePool:
         """Return connections to the bookies at these addresses, shared by all tasks of the process. Call on the loop.
 
-        The metadata store is asked only for bookies that are not among them.
+        The metadata store is asked only for bookies that are not among them. Near bookies are those near this process.
         """
+        from bookies.client.base.locations import Nearby
         from bookies.client.transport import BookiePool
+        from bookies.config import ClientConfig
+        from bookies.configuration import configured
 
         key = uri, config
         if key not in self._pools:
-            known: dict[str, tuple[str, int]] = {}
+            known: dict[str, Address] = {}
 
-            async def ask(bookie: str) -> tuple[str, int] | None:
+            async def ask(bookie: str) -> Address | None:
                 return (await addresses_of(await self.client(uri, config))).get(bookie)
 
-            self._pools[key] = BookiePool(self.runtime, config, resolver(known, ask)), known
+            here = replace(config, location=config.location or configured(ClientConfig).location)
+            nearby = Nearby(self.runtime, here)
+            self._pools[key] = BookiePool(self.runtime, config, resolver(known, ask), nearby=nearby), known
         pool, known = self._pools[key]
-        known.update(addresses)
+        if not addresses.items() <= known.items():
+            known.update(addresses)
+            update_nearby(pool.nearby, config, known)
         return pool
 
     def files(self) -> ports.Worker:
@@ -187,18 +198,18 @@ def worker() -> Worker:
     return _worker
 
 
-async def addresses_of(client: Client) -> dict[str, tuple[str, int]]:
-    """Return host and port of each registered bookie."""
+async def addresses_of(client: Client) -> dict[str, Address]:
+    """Return the address of each registered bookie."""
     addresses = {}
     for bookie in await client.bookies():
         if bookie.address:
             host, _, port = bookie.address.rpartition(":")
-            addresses[str(bookie.id)] = (host, int(port))
+            addresses[str(bookie.id)] = (host, int(port), bookie.location or "")
     return addresses
 
 
 def resolver(
-    addresses: dict[str, tuple[str, int]], ask: Callable[[str], Awaitable[tuple[str, int] | None]]
+    addresses: dict[str, Address], ask: Callable[[str], Awaitable[Address | None]]
 ) -> Callable[[str], Coroutine[Any, Any, tuple[str, int]]]:
     """Return a function that resolves bookies to `addresses`, which come from the partition.
 
@@ -211,6 +222,19 @@ def resolver(
             if address is None:
                 raise BookieUnreachable("is not registered, so it is down: start it", bookie=bookie)
             addresses[bookie] = address
-        return addresses[bookie]
+        return addresses[bookie][:2]
 
     return resolve
+
+
+def update_nearby(nearby: Nearby, config: ClientConfig, addresses: Mapping[str, Address]) -> None:
+    """Let a task know where the bookies are, as the driver knew it, and where its own host is.
+
+    That is `location`, else what `fault_domains` has for this host, else where a bookie on this host is.
+    """
+    from bookies.client.base.locations import policy_of
+    from bookies.protocol.placement.topology import Topology, parse_fault_domains
+
+    hosts = {BookieId(bookie): host for bookie, (host, _, _) in addresses.items()}
+    topology = Topology({bookie: location for bookie, (_, _, location) in addresses.items() if location}, hosts)
+    nearby.update(topology, policy_of(config, topology).kind, parse_fault_domains(config.fault_domains), hosts)

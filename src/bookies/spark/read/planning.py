@@ -10,7 +10,7 @@ from bookies.errors import BookKeeperError, LedgerNotFound, LogTruncated, NotCon
 from bookies.spark.base import plan, runtime
 from bookies.spark.base.extents import Extents, Missing
 from bookies.spark.base.offsets import At, Key
-from bookies.spark.base.plan import Gap
+from bookies.spark.base.plan import Address, Gap
 from bookies.spark.base.settings import Settings
 from bookies.spark.read.log_catalog import LogCatalog, cost_of
 from bookies.spark.read.read import REMEDY, EntriesPartition
@@ -35,7 +35,7 @@ async def partitions(
     catalog: LogCatalog,
     settings: Settings,
     parts: Sequence[tuple[Extents, At, At]],
-    addresses: Mapping[str, tuple[str, int]],
+    addresses: Mapping[str, Address],
     gone: Sequence[Gap] = (),
 ) -> list[EntriesPartition]:
     """Plan all rows from the start to the end position of each log or ledger, each row once. Raises `LogTruncated`.
@@ -108,7 +108,7 @@ def loss_error(extents: Extents, gap: Gap, cursor: str | None = None) -> LogTrun
     )
 
 
-async def opened(settings: Settings) -> tuple[LogCatalog, Mapping[str, tuple[str, int]]]:
+async def opened(settings: Settings) -> tuple[LogCatalog, Mapping[str, Address]]:
     """Return a catalog that uses the process's client, and the addresses of the bookies."""
     worker = runtime.worker()
     client = await worker.client(settings.uri, settings.config)

@@ -19,7 +19,7 @@ from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, Ledg
 from bookies.protocol.log.kept import parse_kept, span
 from bookies.spark.base import arrow, plan, runtime
 from bookies.spark.base.counters import TaskCounts
-from bookies.spark.base.plan import Gap, Range
+from bookies.spark.base.plan import Address, Gap, Range
 from bookies.spark.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ REMEDY = (
 class EntriesPartition(InputPartition):
     """The ranges and gaps that one task reads, with the addresses of their bookies."""
 
-    def __init__(self, ranges: Sequence[Range], gaps: Sequence[Gap], addresses: dict[str, tuple[str, int]]) -> None:
+    def __init__(self, ranges: Sequence[Range], gaps: Sequence[Gap], addresses: dict[str, Address]) -> None:
         super().__init__(None)
         self.ranges = list(ranges)
         self.gaps = list(gaps)

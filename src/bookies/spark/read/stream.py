@@ -27,6 +27,7 @@ from bookies.errors import BookKeeperError, LedgerNotFound, LogNotFound
 from bookies.spark.base import offsets, runtime
 from bookies.spark.base.extents import Extents
 from bookies.spark.base.offsets import At, Key, Offset
+from bookies.spark.base.plan import Address
 from bookies.spark.read import planning
 from bookies.spark.read.log_catalog import LogCatalog, resolved
 from bookies.spark.read.read import EntriesPartition, RowReader
@@ -93,7 +94,7 @@ class _Planner:
     def __init__(self, row_reader: RowReader) -> None:
         self._settings = row_reader.settings
         self._lookup: LogCatalog | None = None
-        self._addresses: Mapping[str, tuple[str, int]] = {}
+        self._addresses: Mapping[str, Address] = {}
         self._target: Positions | None = None  # end of an available-now run
         self._is_available_now = False
         self._resolved: dict[str, Positions] = {}  # positions of a symbolic offset when this process first resolved it

@@ -348,3 +348,88 @@ async def test_who_only_reads_asks_nobody_where_bookies_are(world: World) -> Non
     async with await reader.open(ledger.ledger_id) as opened:
         assert [bytes(entry.payload) async for entry in opened.read()] == [b"x"]
     assert not reader._locations.knows(ALL)
+
+
+@in_world()
+async def test_the_place_of_the_client_itself(world: World) -> None:
+    """Its setting, else what its sources have for its host, else where a bookie on its host is."""
+    runtime = replace(world.runtime("asker"), host_names=("10.0.0.9", "h9"))
+    runtime.disk.replace_bytes("racks", b"h9 /file/r1\nb1 /file/r1\n")
+    await publish(world, B1, "/said/r1", host="h9")
+    await publish(world, B2, "/said/r2")
+    await publish(world, B3, None)
+    for settings, own, nearness in (
+        ({"location": "/said/r2"}, "/said/r2", ["region", "rack", "unknown"]),
+        ({}, "/said/r1", ["host", "region", "unknown"]),
+        ({"locations_file": "racks"}, "/file/r1", ["host", "other", "unknown"]),
+        ({"fault_domains": "h9=/other/r1"}, "/other/r1", ["host", "other", "unknown"]),
+    ):
+        found = await begun(world, runtime, **settings)
+        assert found.nearby.vantage.location == own
+        assert [found.nearby.nearness(bookie).label for bookie in ALL] == nearness
+
+
+@in_world()
+async def test_the_script_is_asked_for_the_own_host_too(world: World) -> None:
+    asked: list[Sequence[str]] = []
+
+    async def run(command: Sequence[str]) -> str:
+        asked.append(command[1:])
+        return " ".join("/east" if host in ("10.0.0.9", "b2") else "/west" for host in command[1:])
+
+    runtime = replace(world.runtime("asker"), host_names=("10.0.0.9", "h9"), output_of=run)
+    for bookie in ALL:
+        await publish(world, bookie, None)
+    found = await begun(world, runtime, locations_script="topology")
+    assert asked == [[], ["10.0.0.9"], ["b1", "b2", "b3"]]
+    assert found.nearby.vantage.location == "/east"
+    assert [found.nearby.nearness(bookie).label for bookie in ALL] == ["other", "rack", "other"]
+    asked.clear()
+    await begun(world, runtime, locations_script="topology", location="/west")
+    assert asked == [[], ["b1", "b2", "b3"]]
+
+
+@in_world()
+async def test_readers_learn_only_where_it_matters(world: World) -> None:
+    await publish(world, B1, "/east")
+    runtime = world.runtime("asker")
+    driver = MemoryDriver(world.store, runtime)
+    await driver.open()
+    world._drivers.append(driver)
+    for settings, knows in (
+        ({}, False),
+        ({"location": "/east"}, True),
+        ({"location": "/east", "placement": "random"}, True),
+        ({"location": "/east", "near_reads": False}, False),
+        ({"locations_preferred": "/east"}, True),
+    ):
+        found = Locations(runtime, ClientConfig(**settings), driver)
+        await found.learn_for_reads([B1])
+        assert (found.topology.location(B1) == "/east") is knows, settings
+
+
+@in_world()
+async def test_a_bookie_that_a_reader_meets_later_is_located_by_its_registration(world: World) -> None:
+    await publish(world, B2, "/east")
+    store = await world.client(location="/east")
+    assert store._pool.nearby.nearness(B2).label == "unknown"
+    await store._watcher.resolve(B2)
+    assert store._pool.nearby.nearness(B2).label == "rack"
+    await store._locations.learn(ALL)
+    before = store._locations.topology
+    info = BookieInfo((), {"location": "/west"})
+    store._locations.registered(B2, info)
+    assert store._locations.topology is before, "the watch tells when it moves"
+
+
+@in_world()
+async def test_preferences_and_bans_are_part_of_the_placement(world: World) -> None:
+    found = await begun(world, placement="region", locations_preferred="/west", locations_banned="/south,/north")
+    assert found.policy.banned == ("/south", "/north")
+    assert found.own_domains(Kind.REGION) == ("/west",)
+    assert found.own_domains(Kind.RANDOM) == ()
+    assert (await begun(world, location="/east", locations_preferred="/west")).own_domains(Kind.RACK) == (
+        "/east",
+        "/east",
+        "/west",
+    )

@@ -90,21 +90,13 @@ def test_pauses_double_up_to_seconds_not_weeks() -> None:
 
 def test_failures_within_a_pause_count_once() -> None:
     breakers = CircuitBreakers()
+    assert not breakers
+    assert not breakers.knows(A)
     for now in (0.0, 0.1, 0.2, 1.9):
         breakers.failed(A, now)
+    assert breakers
+    assert breakers.knows(A)
     assert breakers.rank(A, PAUSE_FIRST_S) is Rank.SUSPECT
-
-
-def test_the_order_is_by_rank_and_otherwise_the_given_one() -> None:
-    breakers = CircuitBreakers()
-    assert breakers.order((C, A, B), 0.0) == [C, A, B]
-    breakers.failed(C, 0.0)
-    assert breakers.order((C, A, B), 0.0) == [A, B, C]
-    breakers.failed(A, PAUSE_FIRST_S)
-    assert breakers.order((A, C, B), PAUSE_FIRST_S) == [B, C, A]
-    breakers.failed(B, PAUSE_FIRST_S)
-    breakers.failed(C, PAUSE_FIRST_S)
-    assert breakers.order((B, C, A), PAUSE_FIRST_S) == [B, C, A], "with everybody open nothing is lost"
 
 
 def test_the_percentile_needs_observations_and_follows_them() -> None:
@@ -163,3 +155,28 @@ def test_a_bookie_that_is_always_slow_does_not_set_its_own_standard() -> None:
     assert times.late_after_s(C, "read") == SLOWER_MAX * quick
     assert times.late_after_s(B, "read") == times.percentile_s(B, "read")
     assert times.late_after_s(BookieId("new"), "read") == SLOWER_MAX * quick
+
+
+def test_a_far_bookie_is_not_held_to_the_standard_of_a_near_one() -> None:
+    far = {A: 0, B: 2, C: 2}
+    times = ResponseTimes(lambda bookie: far.get(bookie, 3))
+    for _ in range(OBSERVED_MIN):
+        times.observe(A, "read", 0.001)
+        times.observe(B, "read", 0.080)
+    near, distant = times.percentile_s(A, "read"), times.percentile_s(B, "read")
+    assert near is not None
+    assert distant is not None
+    assert times.late_after_s(A, "read") == near
+    assert times.late_after_s(B, "read") == distant
+    assert times.late_after_s(C, "read") == SLOWER_MAX * distant
+    assert times.late_after_s(BookieId("farther"), "read") is None
+    far[A] = 1
+    for _ in range(OBSERVED_MIN):
+        times.observe(C, "read", 0.010)
+    quickest = times.percentile_s(C, "read")
+    assert quickest is not None
+    assert times.late_after_s(B, "read") == SLOWER_MAX * quickest
+    far[A] = 0
+    for _ in range(10 * OBSERVED_MIN):
+        times.observe(A, "read", 1.0)
+    assert times.late_after_s(A, "read") == SLOWER_MAX * quickest, "a near bookie is held to that of far ones"

@@ -89,8 +89,9 @@ def test_replicas_are_asked_once_each_in_order() -> None:
 
 def test_a_late_replica_gets_company_until_all_have_been_asked() -> None:
     reads = ReplicaReads((0, 1, 2))
-    assert (reads.due(), reads.late(), reads.late(), reads.late()) == ((0,), (1,), (2,), ())
+    assert (reads.due(), reads.next_position, reads.late(), reads.late(), reads.late()) == ((0,), 1, (1,), (2,), ())
     assert not reads.has_more
+    assert reads.next_position is None
     for bookie in (C, A):
         reads.failed(bookie, EntryNotFound())
         assert reads.due() == ()

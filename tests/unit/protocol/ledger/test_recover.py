@@ -56,3 +56,9 @@ def test_only_definite_negatives_bring_an_absence_nearer() -> None:
     assert not read.has_more
     assert read.failed(C, errors.LedgerUnknownToBookie()) is Verdict.ABSENT
     assert read.negatives_missing == 0
+
+
+def test_near_replicas_are_asked_first_and_suspects_last() -> None:
+    record = LedgerMetadata(7, 3, 3, 2, ((0, (A, B, C)),))
+    read = EntryRead(record, 0, frozenset([C]), {A: 2, B: 1, C: 0}.__getitem__)
+    assert [read.next(), read.next(), read.next()] == [B, A, C]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from bookies.config import ClientConfig
+from bookies.model import BookieId
 from bookies.runtime.memory import TRACKED_MIN
 from bookies.spark.base.runtime import Worker, _Ahead
 
@@ -94,3 +96,43 @@ def test_a_worker_s_process_looks_for_cycles_rarely() -> None:
         assert gc.get_threshold()[0] >= TRACKED_MIN
     finally:
         gc.set_threshold(*before)
+
+
+# -- near replicas -------------------------------------------------------------------------------------------------
+ADDRESSES = {
+    "b1": ("127.0.0.1", 3181, "/east/r1"),
+    "b2": ("10.9.9.2", 3181, "/east/r2"),
+    "b3": ("10.9.9.3", 3181, "/west/r1"),
+    "b4": ("10.9.9.4", 3181, ""),
+}
+
+
+def pooled(monkeypatch: pytest.MonkeyPatch, config: ClientConfig, **environment: str) -> list[str]:
+    """The nearness of the bookies to a task with these settings, whose executor has these variables."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    worker = Worker()
+
+    async def act() -> list[str]:
+        worker.pool("memory:near", config, {"b1": ADDRESSES["b1"]})
+        pool = worker.pool("memory:near", config, ADDRESSES)
+        assert pool is worker.pool("memory:near", config, {"b2": ADDRESSES["b2"]}), "the others stay known"
+        return [pool.nearby.nearness(BookieId(bookie)).label for bookie in ADDRESSES]
+
+    try:
+        return worker.run(act())
+    finally:
+        worker.loop.call_soon_threadsafe(worker.loop.stop)
+
+
+def test_a_task_orders_replicas_by_the_place_of_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_host = ["host", "region", "other", "unknown"]
+    assert pooled(monkeypatch, ClientConfig()) == on_host, "that of the bookie on its host"
+    assert pooled(monkeypatch, ClientConfig(fault_domains="127.0.0.1=/west/r1")) == [
+        "other",
+        "other",
+        "rack",
+        "unknown",
+    ]
+    assert pooled(monkeypatch, ClientConfig(), BK_LOCATION="/west/r9") == ["other", "other", "region", "unknown"]
+    assert pooled(monkeypatch, ClientConfig(location="/east/r2")) == ["region", "rack", "other", "unknown"]

@@ -52,6 +52,7 @@ READER_SETTINGS: tuple[Settings, ...] = (
     {"sticky_reads": True},
     {"hedged_reads": False},
     {"read_ahead_size": 64 << 10, "hedge_delay_max_ms": 20},
+    {"location": "/x", "fault_domains": "b1=/x,b2=/y,b3=/x", "locations_banned": "/y", "hedge_delay_max_ms": 20},
 )
 DOMAINS = "b1=x,b2=x,b3=x,b4=y,b5=y,b6=y,b7=z"
 WRITER_SETTINGS: tuple[Settings, ...] = (
@@ -69,6 +70,7 @@ WRITER_SETTINGS: tuple[Settings, ...] = (
 NAMED: dict[str, Any] = {
     "HASTY": timeouts(300, 300, 500),
     "IMPATIENT": timeouts(300, 300, 1_000),
+    "RACK": "/y",
     "RACKS": "b1=/x,b2=/x,b3=/x,b4=/y,b5=/y,b6=/z",
     "READER_SETTINGS": READER_SETTINGS,
     "V2_AND_V3": ({"wire": "v3"}, {}),
@@ -181,7 +183,7 @@ operations: everything that operators do, beside auto-recovery, with racks as a 
              deferred_probability 0, healer_settings HEALER
     faults   gap_ms 250, HEALING, lose bookie 0
     bookies  COLLECTING
-    clients  HASTY, placement rack, placement_rule True, fault_domains RACKS
+    clients  HASTY, placement rack, placement_rule True, fault_domains RACKS, location RACK
 
 advanced: writers that choose entry ids: out of order, with gaps, some twice; some leave without closing
     run      duration_s 3, stall_probability 0.04
