@@ -103,8 +103,7 @@ class HttpConfig:
         False, "let the HTTP server listen on an address other than loopback without http_users_file or http_tls"
     )
     http_users_file: str = setting(
-        "",
-        "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused",
+        "", "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused"
     )
     http_tls: bool = setting(
         False,
@@ -183,6 +182,9 @@ class BookieConfig(HttpConfig):
         "none",
         low=0,
     )
+    spans: bool = setting(
+        False, "make spans of OpenTelemetry for the requests that clients trace; needs an SDK and the extra otel"
+    )
     journal_size_max: int = setting(512 * MIB, "roll the journal file at this size, bytes", low=MIB)
     journal_preallocate_size: int = setting(64 * MIB, "size of journal files prepared in advance, bytes", low=4096)
     journal_alignment: int = setting(512, "groups start on multiples of this, bytes", low=512)
@@ -244,8 +246,7 @@ class BookieConfig(HttpConfig):
         32 * MIB, "bytes per second that scanning and compaction together read and write", low=KIB
     )
     survive_failed_directory: bool = setting(
-        True,
-        "give up a failed ledger or index directory and continue without it; false: stop when a sync fails",
+        True, "give up a failed ledger or index directory and continue without it; false: stop when a sync fails"
     )
     disk_usage_threshold: int = setting(
         95, "percent of a disk in use; above: no ordinary adds, the bookie is read-only", low=1, high=99
@@ -279,8 +280,7 @@ class BookieConfig(HttpConfig):
         low=4 * KIB,
     )
     auto_recovery: bool = setting(
-        False,
-        "run auto-recovery in this process (docs/howto/run-auto-recovery.md); `bk recovery run`: separately",
+        False, "run auto-recovery in this process (docs/howto/run-auto-recovery.md); `bk recovery run`: separately"
     )
     log_housekeeping: bool = setting(
         False, "without auto_recovery: be a candidate for applying limits of logs; `bk up` turns it on"

@@ -9,12 +9,13 @@ Source: operations 2.2, 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bookies.bookie.latency import Latency
+from bookies.bookie.spans import Spans
 from bookies.kernels import Adds
 from bookies.runtime.histogram import Outcomes
-from bookies.wire.messages import BatchReadRequest, ListEntriesRequest, ReadLacRequest, ReadRequest
+from bookies.wire.messages import AddRequest, BatchReadRequest, ListEntriesRequest, ReadLacRequest, ReadRequest
 
 Reading = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
 
@@ -45,6 +46,7 @@ class Served:
         self.reads_rejected = 0
         self.read_size = 0  # bytes of entries
         self.answered_now = 0  # reads at hand that were answered from memory, and are not recorded yet
+        self.spans: Spans | None = None  # of requests that clients trace
 
     def end_reads(self) -> None:
         """Record the reads at hand that were answered from memory."""
@@ -58,14 +60,18 @@ class Served:
         self.answered_now += 1
         self.read_size += size
 
-    def added(self, began_s: float, part: Adds, peer: str, *, is_recovery: bool, has_failed: bool) -> None:
-        """Record adds that are answered."""
-        count, now_s = len(part), self.clock()
+    def added(self, began_s: float, part: Adds, peer: str, request: AddRequest, *, has_failed: bool) -> None:
+        """Record adds of a request that are answered."""
+        count, now_s, is_recovery = len(part), self.clock(), request.is_recovery
         self.adds_answered += count
         outcomes = self.recovery_adds if is_recovery else self.adds
         (outcomes.failed if has_failed else outcomes.succeeded).record(now_s - began_s, count)
         if not is_recovery and not has_failed:
             self.latency.added(began_s, now_s, count, part.records.size, part.first_ledger_id, peer)
+        if request.trace and self.spans is not None:
+            stages = {} if has_failed else self.latency.add_stages(began_s, now_s)
+            ids = part.first_ledger_id, part.entry_ids[0]
+            self.spans.keep("add", request.trace, ids, (began_s, now_s), stages, has_failed=has_failed)
 
     def finished(self, outcomes: Outcomes, began_s: float, *, has_failed: bool) -> None:
         """Record a request that is answered."""
@@ -75,11 +81,15 @@ class Served:
         """Record a reading request that is answered."""
         outcomes, now_s = self.outcomes_of(request), self.clock()
         (outcomes.failed if has_failed else outcomes.succeeded).record(now_s - began_s)
+        stages: Mapping[str, float] = {}
         if outcomes is self.reads and not has_failed:
             assert isinstance(request, ReadRequest | BatchReadRequest)
-            self.latency.read_ended(began_s, now_s, request.ledger_id, request.entry_id, peer)
+            stages = self.latency.read_ended(began_s, now_s, request.ledger_id, request.entry_id, peer)
         else:
             self.latency.forget_read()
+        if self.spans is not None and isinstance(request, ReadRequest) and request.trace:
+            ids = request.ledger_id, request.entry_id
+            self.spans.keep("read", request.trace, ids, (began_s, now_s), stages, has_failed=has_failed)
 
     def outcomes_of(self, request: Reading) -> Outcomes:
         """Return where a reading request belongs."""

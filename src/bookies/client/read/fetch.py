@@ -129,6 +129,7 @@ class RangeFetch:
         self._pool = context.pool
         self._metadata = metadata
         self._last = last
+        self._is_single = first == last
         self._window = window
         self._is_parallel = is_parallel
         self._sticky = context.sticky if metadata.ensemble_size == metadata.write_quorum else None
@@ -250,13 +251,14 @@ class RangeFetch:
         count = part.last - part.first + 1
         if held := run_size(position, part.first, len(part.ensemble), self._metadata.write_quorum):
             count = min(count, held)
-        is_batch = part.is_batch and self._knows_batches(bookie)
+        trace = self._pool.trace() if self._is_single else ""
+        is_batch = part.is_batch and self._knows_batches(bookie) and not trace  # A batch read has no place for it.
         part.asked_at = self._loop.time()
         self._context.counts.requests += 1
         if is_batch:
             answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._window.batch_size)
         else:
-            answer = self._pool.start_read_entry(bookie, ledger_id, part.first)
+            answer = self._pool.start_read_entry(bookie, ledger_id, part.first, trace=trace)
         part.asked[position] = answer, is_batch
 
     async def _answered(self, ask: _Ask) -> None:

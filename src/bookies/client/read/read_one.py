@@ -44,7 +44,8 @@ async def look_up(context: ReadContext, metadata: LedgerMetadata, entry_id: int)
     if pool.health.rank(bookie):
         return None
     loop = asyncio.get_running_loop()
-    asked = PendingRead(position, pool.start_read_entry(bookie, metadata.ledger_id, entry_id), loop.time())
+    answer = pool.start_read_entry(bookie, metadata.ledger_id, entry_id, trace=pool.trace())
+    asked = PendingRead(position, answer, loop.time())
     try:
         patience_s = pool.health.hedge_delay_s(bookie, READ) if context.config.hedged_reads else None
         await _in_time(loop, asked.answer, patience_s)
