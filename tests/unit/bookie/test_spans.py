@@ -136,7 +136,7 @@ def test_spans_need_an_implementation_that_is_set_up(world: World, monkeypatch: 
     monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
 
     async def body(world: World) -> None:
-        with pytest.raises(ConfigError, match="no SDK of OpenTelemetry is set up.*opentelemetry-instrument"):
+        with pytest.raises(ConfigError, match=r"no SDK of OpenTelemetry is set up.*opentelemetry-instrument"):
             await world.start(spans=True)
         world.forget_last()
         monkeypatch.setitem(__import__("sys").modules, "opentelemetry", None)

@@ -109,7 +109,7 @@ async def test_bookies_learn_which_span_an_append_or_a_read_belongs_to(world: Wo
     await reader.read_entry(11, parallel=True)
     reads = traced.traceparents("LedgerReader.read_entry")
     assert [each for each in traced.received(ReadRequest) if each[0] == 3] == [
-        *([(3, [10], reads[0])] if 10 % 3 == ledger.metadata.last_ensemble.index(BookieId("b1")) else []),
+        *([(3, [10], reads[0])] if ledger.metadata.last_ensemble.index(BookieId("b1")) == 10 % 3 else []),
         (3, [11], reads[1]),
     ]
 
