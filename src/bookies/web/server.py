@@ -69,12 +69,18 @@ class HttpServer:
     """Serves the endpoints from `start` to `stop`. `address`: known from `start` on."""
 
     def __init__(
-        self, runtime: Runtime, config: HttpConfig, routes: Routes, access: Access, encryption: Encryption | None
+        self,
+        runtime: Runtime,
+        config: HttpConfig,
+        routes: Routes,
+        access: Access,
+        encryption: Encryption | None,
+        audit: Audit,
     ) -> None:
         self.address = (config.http_host, config.http_port)
         self._access = access
         self._encryption = encryption
-        self._audit = Audit(runtime.clock)
+        self._audit = audit
         self._paces = {is_probe: RateLimit(config.http_requests_rate, BURST_S) for is_probe in (False, True)}
         self._runtime = runtime
         self._config = config
