@@ -92,6 +92,7 @@ class Simulation:
             client_settings={"add_quorum_timeout_ms": 0, **profile.client_settings},
             lease_s=profile.lease_s,
             defers_syncs=profile.defers_syncs,
+            traced_probability=profile.traced_probability,
         )
         conditions = self.cluster.network.conditions
         conditions.stall_probability, conditions.stall_ms = profile.stall_probability, profile.stall_ms

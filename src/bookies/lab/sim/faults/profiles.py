@@ -38,6 +38,7 @@ class Profile(Struct, frozen=True):
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
     defers_syncs: bool = False
+    traced_probability: float = 0.0  # of an append or a read of one entry
     hostile: Settings | None = None  # behaviour of one more bookie, which is hostile
     collects: bool = False  # at the end bookies must release all the space that they can
     bookie_settings: dict[str, object] = field(default_factory=dict)
@@ -336,6 +337,15 @@ emptied-bookies: the same with writers that do not check records, like Apache's
     plan     EMPTIED, trusting writer
     faults   gap_ms 400, EMPTYING
     clients  HASTY
+
+traced: clients whose spans are sampled at random, so that the adds of one ledger travel over two connections
+    run      duration_s 3, stall_probability 0.05, traced_probability 0.3
+    plan     writers 3, recoverers 3, readers 2, entries_max 30, pause_ms 10, recovery_ms 200, read_ms 40,
+             advanced_probability 0.2, deferred_probability 0.2, reads EVERY_WAY
+    faults   gap_ms 150, crash bookie 2, crash bookie at an await 1, cut connection 4, refuse adds 2, slow host 1,
+             kill client at an await 2, pause client 1
+    targeted
+    clients  IMPATIENT
 
 hostile: one more bookie garbles, invents, repeats and withholds its answers
     run      bookies 3, duration_s 1.5
