@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import contextlib
 import datetime
 import json
@@ -246,21 +247,31 @@ def no_auditor(trial: Trial) -> Iterator[None]:
 
 @contextlib.contextmanager
 def paused(trial: Trial) -> Iterator[None]:
-    """Stop a bookie again and again, too briefly for Prometheus to miss all scrapes of a window."""
+    """Stop a bookie again and again, too briefly for Prometheus to miss all scrapes of a window.
+
+    It has just received a batch each time: adds that arrive while it stands still are not late, since it has not read
+    them.
+    """
     is_over = threading.Event()
+    ledger = trial.written("b2", is_open=True)
 
     def pause() -> None:
-        while not is_over.is_set():
-            trial.cluster.kill("b2", signal.SIGSTOP)
-            is_over.wait(1.8)
-            trial.cluster.kill("b2", signal.SIGCONT)
-            is_over.wait(1.6)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            while not is_over.is_set():
+                batch = pool.submit(ledger.append_many, [bytes(1000)] * 2000)
+                is_over.wait(0.005)
+                trial.cluster.kill("b2", signal.SIGSTOP)
+                is_over.wait(1.8)
+                trial.cluster.kill("b2", signal.SIGCONT)
+                batch.result()
+                is_over.wait(1.6)
 
     thread = threading.Thread(target=pause)
     thread.start()
     yield
     is_over.set()
     thread.join()
+    ledger.close()
 
 
 @contextlib.contextmanager
