@@ -14,7 +14,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-zones example spark-cluster docs dist release clean
+.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-zones example spark-cluster docs dist release clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -79,6 +79,10 @@ slow-causes: $(VENV)/.dev
 # Adds while the HTTP server is attacked; figures of a quiet machine.
 http-attack: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/http_attack.py $(ARGS)
+
+# Wapiti as nobody, as a viewer and as an administrator, each MINUTES at most; its reports in build/web-scan.
+web-scan: $(VENV)/.dev $(VENV)/.scanner
+	@$(BIN)/python tests/chaos/web_scan.py --scanner $(VENV)/scanner/bin/wapiti --minutes $(MINUTES) --reports build/web-scan $(ARGS)
 
 # A real Prometheus beside a cluster, in calm (MINUTES) and in the states that alerts are about.
 observe: $(VENV)/.dev
@@ -179,6 +183,12 @@ $(VENV)/.bookies: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 $(addprefix $(VENV)/.,dev demo fuzz console connect docs release): $(VENV)/.%: $(VENV)/.bookies
 	@echo "installing what $* needs ..."
 	@$(INSTALL) 'bookies[$*]' && touch $@
+
+# Wapiti pins old versions of packages that we use, so it has an environment of its own. It needs Python 3.12 or older.
+$(VENV)/.scanner: | $(VENV)/bin/python
+	@echo "installing the scanner ..."
+	@$(BIN)/python -m venv $(VENV)/scanner
+	@$(VENV)/scanner/bin/python -m pip install -q --disable-pip-version-check --no-compile wapiti3==3.2.3 && touch $@
 
 # PySpark comes as source. Its wheel, which is for this installation alone, would take long to compress.
 $(VENV)/.demo: export DIST_EXTRA_CONFIG = $(CURDIR)/release/stored.cfg

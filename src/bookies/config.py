@@ -185,6 +185,9 @@ class BookieConfig(HttpConfig):
         "none",
         low=0,
     )
+    spans: bool = setting(
+        False, "make spans of OpenTelemetry for the requests that clients trace; needs an SDK and the extra otel"
+    )
     journal_size_max: int = setting(512 * MIB, "roll the journal file at this size, bytes", low=MIB)
     journal_preallocate_size: int = setting(64 * MIB, "size of journal files prepared in advance, bytes", low=4096)
     journal_alignment: int = setting(512, "groups start on multiples of this, bytes", low=512)

@@ -202,6 +202,7 @@ def check_pages(console: Console, sealed: int, markup: int, device: str) -> None
         "plots": "/process",
         "settings": "/settings",
         "jobs": "/jobs",
+        "changes": "/changes",
         "nothing": "/nothing",
     }
     page = console.page if device == "light" else console.signed_in(device)

@@ -37,9 +37,10 @@ def add_request(
     is_high_priority: bool = False,
     is_deferred_sync: bool = False,
     txn_ids: Sequence[int] | None = None,
+    trace: str = "",
 ) -> AddRequest:
     adds = Adds.of(ledger_id, entry_ids, records, last_add_confirmed)
-    return AddRequest(version, master_key, adds, is_recovery, is_high_priority, is_deferred_sync, txn_ids)
+    return AddRequest(version, master_key, adds, is_recovery, is_high_priority, is_deferred_sync, txn_ids, trace)
 
 
 def add_to(

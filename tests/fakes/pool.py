@@ -128,6 +128,9 @@ class FakePool:
     def asked(self, kind: str) -> list[tuple[str, list[int]]]:
         return [(bookie, ids) for what, bookie, ids in self.log if what == kind]
 
+    def trace(self) -> str:
+        return ""
+
     def ended_count(self, bookie: BookieId) -> int:
         return self.bookies[bookie].ended_count
 

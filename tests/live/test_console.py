@@ -68,6 +68,7 @@ def test_every_file_is_served_and_names_only_files_that_exist(cluster: LocalClus
         assert status == 200, path
         assert "default-src 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
         text = body.decode()
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), f"{path} names another host"
         names = re.findall(r'(?:src|href)="(/console/[^"]+)"|from "(\./[^"]+)"', text)

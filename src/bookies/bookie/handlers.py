@@ -171,9 +171,7 @@ class Handlers:
         if begun is not None and self.on_add_latency is not None and not request.is_recovery:
             self.on_add_latency(asyncio.get_running_loop().time() - begun)
         if begun is not None and self._served is not None:
-            self._served.added(
-                begun, part, connection.peer, is_recovery=request.is_recovery, has_failed=error is not None
-            )
+            self._served.added(begun, part, connection.peer, request, has_failed=error is not None)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
         connection.send(encode_answers(request, part, status))
         self._intake.answered(part.records.size)
@@ -181,7 +179,7 @@ class Handlers:
     def _refused_adds(self, connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
         if (served := self._served) is not None:
             served.adds_rejected += len(part) if status is Status.TOO_MANY_REQUESTS else 0
-            served.added(served.began_s, part, connection.peer, is_recovery=request.is_recovery, has_failed=True)
+            served.added(served.began_s, part, connection.peer, request, has_failed=True)
         connection.send(encode_answers(request, part, status))
 
     def _begun(self, request: AddRequest) -> float | None:

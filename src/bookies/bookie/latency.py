@@ -12,7 +12,7 @@ The stages share their borders, so they sum up to the duration of the request:
            memory   the whole read, if the entry was in the memory of bookie or system
 
 An add costs some additions for each batch of entries; the rest is done once per journal group, or for slow requests.
-A bookie keeps none of this unless its settings ask for it: `http_port`, `slow_request_ms`.
+A bookie keeps none of this unless its settings ask for it: `http_port`, `slow_request_ms`, `spans`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEDGERS_SHOWN = 5
 
 def is_timed(config: BookieConfig) -> bool:
     """Report whether the bookie times its requests."""
-    return config.http_port >= 0 or config.slow_request_ms > 0
+    return config.http_port >= 0 or config.slow_request_ms > 0 or config.spans
 
 
 class _Group(Struct):
@@ -100,9 +100,13 @@ class Latency:
             if len(self._ledger_sizes) > LEDGERS_MAX:
                 self._ledger_sizes = Counter(dict(self._ledger_sizes.most_common(LEDGERS_MAX // 2)))
         if now_s - decoded_s >= self.bound_s:
-            stages = dict(zip(ADD_STAGES, group.stages(decoded_s, now_s), strict=True))
+            stages = self.add_stages(decoded_s, now_s)
             facts = {"ledger": ledger_id, "entries": count, "peer": peer, "group_size": group.size}
             self._keep("add", decoded_s, now_s, stages, facts)
+
+    def add_stages(self, decoded_s: float, now_s: float) -> dict[str, float]:
+        """Return the seconds by stage of an add that is answered now."""
+        return dict(zip(ADD_STAGES, self._group.stages(decoded_s, now_s), strict=True))
 
     def _end_group(self) -> None:
         """Record the stages of the group's adds: their means, which count as often as the group has entries."""
@@ -119,8 +123,10 @@ class Latency:
         """Learn the times of a read from index and entry log. Its task continues at once, and ends it."""
         self._read = began_s, found_s, ended_s
 
-    def read_ended(self, decoded_s: float, now_s: float, ledger_id: int, entry_id: int, peer: str) -> None:
-        """Record a read, which is answered."""
+    def read_ended(
+        self, decoded_s: float, now_s: float, ledger_id: int, entry_id: int, peer: str
+    ) -> Mapping[str, float]:
+        """Record a read, which is answered. Return its seconds by stage."""
         times, self._read = self._read, None
         if times is None or times[0] < decoded_s:  # the latter: of a read whose client has disconnected
             self._reads["memory"].record(now_s - decoded_s)
@@ -137,6 +143,7 @@ class Latency:
                 self._reads[stage].record(seconds)
         if now_s - decoded_s >= self.bound_s:
             self._keep("read", decoded_s, now_s, stages, {"ledger": ledger_id, "entry": entry_id, "peer": peer})
+        return stages
 
     def read_now(self, decoded_s: float, now_s: float, count: int) -> None:
         """Record reads that were answered from memory at once."""

@@ -38,7 +38,7 @@ from bookies.bookie.latency import Latency, is_timed
 from bookies.bookie.live_settings import LiveSettings
 from bookies.bookie.reads import Reads
 from bookies.bookie.registration import Registration
-from bookies.bookie.served import Served
+from bookies.bookie.served import Served, Spans
 from bookies.bookie.state import BookieState
 from bookies.bookie.storage_port import Storage
 from bookies.bookie.transport.connection import Connection, RejectedConnection, Surroundings
@@ -275,6 +275,8 @@ class BookieServer:
         `CorruptRecord` and other `StorageError`; `MetadataError` (the store, the registration).
         """
         check_identity(self.config)
+        if self.config.spans and self.served is not None:
+            self.served.spans = Spans(self.bookie_id, self._runtime.clock)
         try:
             await self._reception.open()
             locks: list[Lock] = []
@@ -345,6 +347,8 @@ class BookieServer:
             # No entry is lost: the journal has what could not be flushed, and the next start replays it.
             self._events.warning("checkpoint.failed", bookie=self.bookie_id, error=error)
         await self._reception.empty()
+        if self.served is not None and self.served.spans is not None:
+            self.served.spans.make()
         self._events.info("bookie.stopped", bookie=self.bookie_id)
 
     async def abort(self) -> None:

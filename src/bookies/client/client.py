@@ -34,7 +34,7 @@ from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
 from bookies.client.transport.client_counts import ClientUsage
 from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.turns.lease import ELECTIONS, LOCKS, TTL_S, Contest, Election, Lease
-from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
+from bookies.client.write import AdvancedLedgerWriter, LedgerWriter, TracedLedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext
 from bookies.config import ClientConfig, validate
@@ -213,7 +213,8 @@ class Client:
                 ).replace(custom_metadata=custom, ctime_ms=self._runtime.clock.wall_ms(), creator_token=token),
                 ledger_id,
             )
-            writer = (AdvancedLedgerWriter if advanced else LedgerWriter)(
+            plain = LedgerWriter if self._pool.present_trace is None else TracedLedgerWriter
+            writer = (AdvancedLedgerWriter if advanced else plain)(
                 self._writing,
                 record,
                 rules_of(self.config, domains=self._locations.domains, is_deferred_sync=deferred_sync),
@@ -400,6 +401,13 @@ class Client:
         """
         self._check_open()
         return await self._pool.list_entries(bookie_id(bookie), whole_number("ledger_id", ledger_id))
+
+    def traced_by(self, present: Callable[[], str]) -> None:
+        """Send bookies the identity of the caller's span with reads of single entries, and with entries of new writers.
+
+        `present`: returns it as W3C's `traceparent`; empty: the bookies need not know. See `bookies.metrics.trace`.
+        """
+        self._pool.present_trace = present
 
     def usage(self) -> ClientUsage:
         """Return what this client has done so far, and what it holds now: see `bookies.metrics.register`."""

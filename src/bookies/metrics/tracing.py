@@ -1,15 +1,15 @@
 """OpenTelemetry spans of a client's calls, by a wrapper around the client: a client without one costs nothing.
 
-A span covers one call, such as an append, and is a child of the application's present span. It ends at the client: the
-v2 protocol has no place for the identity of a trace, and a group of the journal belongs to many traces. Source:
-operations 3.4.
+A span covers one call, such as an append, and is a child of the application's present span. If it is sampled, the
+requests of appends and of reads of one entry carry its identity, so that a bookie can make spans below it: see
+`bookie/served.py`. They go over the v3 connection then, since v2 has no place for it. Source: operations 3.4.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Generator, Sized
+from collections.abc import Callable, Generator, Sized
 from typing import Any, cast
 
 from bookies.client.client import Client
@@ -25,7 +25,8 @@ def trace(client: Client, tracer_provider: Any = None) -> Client:
     * `client`: from `bookies.connect`.
     * `tracer_provider`: None: the global one.
 
-    Iterations over entries (`read`, `tail`) and calls that return at once (`append_nowait`) have no span.
+    Iterations over entries (`read`, `tail`) and calls that return at once (`append_nowait`) have no span. Bookies
+    with the setting `spans` make spans below those of appends and of `read_entry`, of writers created from here on.
 
     Raises `NotSupported` without the package `opentelemetry-api` (extra `otel`), `InvalidArgument` for an object that
     is no client with asyncio.
@@ -36,6 +37,7 @@ def trace(client: Client, tracer_provider: Any = None) -> Client:
         from opentelemetry import trace as api
     except ImportError as error:
         raise NotSupported("spans need the package opentelemetry-api: pip install 'bookies[otel]'") from error
+    client.traced_by(functools.partial(_present, api.get_current_span))
     return cast(Client, _Traced(client, api.get_tracer("bookies", tracer_provider=tracer_provider)))
 
 
@@ -74,7 +76,7 @@ class _Traced:
         if name.startswith("append") and given and isinstance(given[0], Sized):
             attributes["bookies.bytes" if name == "append" else "bookies.entries"] = len(given[0])
         return self._tracer.start_as_current_span(
-            f"{type(self._inner).__name__}.{name}", kind=_client_kind(), attributes=attributes
+            f"{type(self._inner).__name__.removeprefix('Traced')}.{name}", kind=_client_kind(), attributes=attributes
         )
 
     async def __aenter__(self) -> _Traced:
@@ -109,6 +111,14 @@ class _TracedOpening:
 
     async def __aexit__(self, *error: Any) -> Any:
         return await self._opening.__aexit__(*error)
+
+
+def _present(current_span: Callable[[], Any]) -> str:
+    """Return the identity of the present span as W3C's `traceparent`; empty: there is none, or it is not sampled."""
+    context = current_span().get_span_context()
+    if not context.is_valid or not context.trace_flags.sampled:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
 
 def _client_kind() -> Any:

@@ -1,8 +1,13 @@
-"""The audit line of each change: who, from where, what, the state before and after. It is never limited or left out."""
+"""The audit line of each change: who, from where, what, the state before and after. It is never limited or left out.
+
+The latest ones are also kept in memory, for the console.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from bookies.runtime.events import Events
@@ -12,29 +17,36 @@ from bookies.web.messages import Request, Response
 VALUE_SIZE_MAX = 1000  # characters of a value in a line
 DATA_S = 60.0  # between two lines about the data that one user sends to one place
 PLACES_MAX = 1000  # of which data is counted
+LATEST_MAX = 100  # changes kept
+LATEST_SIZE_MAX = 300  # characters of a value of theirs
 
 
 class Audit:
-    """Writes the lines, on the logger `bookies.audit`."""
+    """Writes the lines, on the logger `bookies.audit`. `latest`: changes carried out or refused, the newest last."""
 
     def __init__(self, clock: Clock) -> None:
         self._events = Events("audit", clock, is_limited=False)
         self._clock = clock
+        self.latest: deque[Mapping[str, object]] = deque(maxlen=LATEST_MAX)
         self._data: dict[tuple[str, str], tuple[float, int, int]] = {}  # user and path: since, requests, bytes
 
     def changed(self, request: Request, response: Response) -> None:
         """Note a change that was carried out. A warning, so that a log of warnings has it too."""
-        self._events.warning(
-            "audit.changed",
-            **_call(request),
-            status=response.status,
-            before=_short(response.before),
-            after=_short(response.after),
-        )
+        call, before, after = _call(request), _short(response.before), _short(response.after)
+        self._events.warning("audit.changed", **call, status=response.status, before=before, after=after)
+        self._keep({**call, "status": response.status, "before": before, "after": after})
 
     def failed(self, request: Request, status: int, reason: str) -> None:
         """Note a change that was refused, or that failed."""
-        self._events.warning("audit.failed", **_call(request), status=status, cause=reason)
+        call = _call(request)
+        self._events.warning("audit.failed", **call, status=status, cause=reason)
+        self._keep({**call, "status": status, "cause": reason})
+
+    def _keep(self, fields: Mapping[str, object]) -> None:
+        kept = {
+            key: _short(value, LATEST_SIZE_MAX) if isinstance(value, str) else value for key, value in fields.items()
+        }
+        self.latest.append({"at_ms": self._clock.wall_ms(), **kept})
 
     def received(self, request: Request) -> None:
         """Note data that was stored: a line for the first request of a user to a path, then one a minute with sums."""
@@ -62,6 +74,6 @@ def _call(request: Request) -> dict[str, Any]:
     }
 
 
-def _short(value: object) -> str:
+def _short(value: object, size_max: int = VALUE_SIZE_MAX) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= VALUE_SIZE_MAX else f"{text[:VALUE_SIZE_MAX]}..."
+    return text if len(text) <= size_max else f"{text[:size_max]}..."

@@ -313,6 +313,7 @@ class HttpConnection(asyncio.Protocol):
             "Date": self._service.date(),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
             "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
             **response.headers,
         }

@@ -70,12 +70,18 @@ class HttpServer:
     """Serves the endpoints from `start` to `stop`. `address`: known from `start` on."""
 
     def __init__(
-        self, runtime: Runtime, config: HttpConfig, routes: Routes, access: Access, encryption: Encryption | None
+        self,
+        runtime: Runtime,
+        config: HttpConfig,
+        routes: Routes,
+        access: Access,
+        encryption: Encryption | None,
+        audit: Audit,
     ) -> None:
         self.address = (config.http_host, config.http_port)
         self._access = access
         self._encryption = encryption
-        self._audit = Audit(runtime.clock)
+        self._audit = audit
         self._paces: dict[tuple[bool, int], RateLimit] = {}  # by what a route is, and its cost
         self._runtime = runtime
         self._config = config

@@ -27,6 +27,7 @@ from bookies.web.access import Access
 from bookies.web.apache_bookie import BookieEndpoints
 from bookies.web.apache_changes import BookieChanges, ClusterChanges
 from bookies.web.apache_cluster import ClusterEndpoints
+from bookies.web.audit import Audit
 from bookies.web.jobs import Jobs
 from bookies.web.messages import Request, Response, json_response
 from bookies.web.probes import Probes, overview
@@ -44,12 +45,13 @@ if TYPE_CHECKING:
 class Process(Struct, frozen=True):
     """The process of a server, for endpoints of other packages. `server`: None in a process without a bookie.
 
-    `samples`: None in a process that takes none.
+    `samples`: None in a process that takes none. `audit`: None in a process that is not asked for its changes.
     """
 
     client: SharedClient
     server: BookieServer | None
     samples: Samples | None = None
+    audit: Audit | None = None
 
 
 OtherRoutes = Callable[[Process], Sequence[Route]]
@@ -95,7 +97,12 @@ async def _serving(
 
 
 def http_server(
-    runtime: Runtime, config: HttpConfig, tls: BookieConfig | ClientConfig, routes: Routes, names: Sequence[str]
+    runtime: Runtime,
+    config: HttpConfig,
+    tls: BookieConfig | ClientConfig,
+    routes: Routes,
+    names: Sequence[str],
+    audit: Audit | None = None,
 ) -> HttpServer:
     """Return the server. `tls`: its certificate's settings. Raises `ConfigError` if a file of it cannot be used."""
     users = UsersFile(runtime.disk, config.http_users_file, runtime.clock) if config.http_users_file else None
@@ -106,7 +113,8 @@ def http_server(
         scheme="https" if config.http_tls else "http",
         open_metrics=config.http_open_metrics,
     )
-    return HttpServer(runtime, config, routes, access, _encryption(runtime, tls) if config.http_tls else None)
+    encryption = _encryption(runtime, tls) if config.http_tls else None
+    return HttpServer(runtime, config, routes, access, encryption, audit or Audit(runtime.clock))
 
 
 def _encryption(runtime: Runtime, tls: BookieConfig | ClientConfig) -> Encryption:
@@ -135,7 +143,7 @@ def beside_start(
         health = BookieHealth(server, runtime.clock.monotonic)
         metrics = bookie_collection(server, recovery, health, runtime.clock, retention)
         client = SharedClient(runtime, open_driver, client_config)
-        jobs, samples = Jobs(runtime.clock), Samples(metrics, runtime.clock)
+        jobs, samples, audit = Jobs(runtime.clock), Samples(metrics, runtime.clock), Audit(runtime.clock)
         routes = with_overview(
             [
                 *Probes(health, metrics, runtime.clock).routes,
@@ -143,11 +151,11 @@ def beside_start(
                 *BookieChanges(server, client.connected).routes,
                 *ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock).routes,
                 *ClusterChanges(client.connected, jobs).routes,
-                *other_routes(Process(client, server, samples)),
+                *other_routes(Process(client, server, samples, audit)),
             ]
         )
         names = [config.http_host, config.host, config.advertised_host, *config.http_names]
-        http = http_server(runtime, config, config, Routes(routes, "bookie"), names)
+        http = http_server(runtime, config, config, Routes(routes, "bookie"), names, audit)
         async with _serving(http, client, jobs, [samples.run], runtime.clock):
             server.http_address = http.address
             yield
@@ -175,16 +183,16 @@ async def around_recovery(
     cluster = ClusterEndpoints(
         lambda: None if process.current is None else process.current.driver, client.get, runtime.clock
     )
-    jobs, samples = Jobs(runtime.clock), Samples(metrics, runtime.clock)
+    jobs, samples, audit = Jobs(runtime.clock), Samples(metrics, runtime.clock), Audit(runtime.clock)
     routes = with_overview(
         [
             *Probes(health, metrics, runtime.clock).routes,
             *cluster.routes,
             *ClusterChanges(client.connected, jobs).routes,
-            *other_routes(Process(client, None, samples)),
+            *other_routes(Process(client, None, samples, audit)),
         ]
     )
     names = [config.http_host, *config.http_names]
-    http = http_server(runtime, config, client_config, Routes(routes, "the recovery process"), names)
+    http = http_server(runtime, config, client_config, Routes(routes, "the recovery process"), names, audit)
     async with _serving(http, client, jobs, [lag.run, samples.run], runtime.clock):
         yield http.address

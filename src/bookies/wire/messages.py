@@ -41,7 +41,7 @@ class AddRequest(Struct):
     """Adds that arrived one after the other with the same key and flags, of one or more ledgers.
 
     `txn_ids`: v3 only, one for each entry; such a request has one ledger. The ledger ids are those in the bodies
-    (wire-protocol 5.4).
+    (wire-protocol 5.4). `trace`: v3 only, see `v3_context`; such a request has one entry.
     """
 
     version: int
@@ -51,12 +51,13 @@ class AddRequest(Struct):
     is_high_priority: bool = False
     is_deferred_sync: bool = False
     txn_ids: Sequence[int] | None = None
+    trace: str = ""
 
 
 class ReadRequest(Struct):
     """Read of one entry; `entry_id` -1 asks for the highest. With `previous_lac`: a long poll.
 
-    Source: wire-protocol 5.5 to 5.7.
+    `trace`: v3 only, see `v3_context`. Source: wire-protocol 5.5 to 5.7.
     """
 
     version: int
@@ -69,6 +70,7 @@ class ReadRequest(Struct):
     previous_lac: int | None = None
     timeout_ms: int | None = None
     wants_piggyback: bool = False
+    trace: str = ""
 
 
 class BatchReadRequest(Struct):

@@ -18,6 +18,7 @@ Values = dict[str, Any]
 
 _VARINT, _FIXED64, _BYTES, _GROUP_START, _GROUP_END, _FIXED32 = range(6)
 _FIELD_NUMBER_MAX = (1 << 29) - 1
+_REPEATED_MAX = 64  # messages kept of a repeated field; a sender could make each of two bytes
 _COPY_SIZE_MAX = 4096  # bytes; longer values stay buffers of their own
 
 
@@ -202,10 +203,10 @@ def _merge(by_tag: Mapping[int, tuple[str, Kind, Any]], values: Values, buffer: 
                     _merge(of.by_tag, values.setdefault(name, {}), buffer, at, stop)
                 elif kind is Kind.STRING:
                     values[name] = buffer[at:stop].decode("utf-8", "surrogateescape")
-                else:
+                elif len(items := values.setdefault(name, [])) < _REPEATED_MAX:
                     inner: Values = {}
                     _merge(of.by_tag, inner, buffer, at, stop)
-                    values.setdefault(name, []).append(inner)
+                    items.append(inner)
             elif tag >> 3 == 0:
                 raise RemoteProtocolError("field number 0")
             at = stop

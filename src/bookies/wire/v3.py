@@ -51,6 +51,7 @@ from bookies.wire.schema import (
     STATUS_OF_CODE,
 )
 from bookies.wire.v3_adds import AddResponseShape, AddShape
+from bookies.wire.v3_context import trace_of, with_trace
 
 VERSION = 3
 
@@ -92,9 +93,10 @@ def parse_requests(buffer: bytes, starts: Sequence[int], index: int, requests: l
     ledger_id, master_key = add["ledgerId"], add["masterKey"]
     txn_ids, entry_ids, bodies = [header["txnId"]], [add["entryId"]], [add["body"]]
     _, _, last_add_confirmed = _BODY_HEAD.unpack_from(add["body"])
+    trace = trace_of(values)
     shape = AddShape(ledger_id, master_key, **flags)
     index += 1
-    while index < len(starts) - 1:
+    while not trace and index < len(starts) - 1:
         another = shape.maybe_parse(buffer, starts[index], starts[index + 1])
         if another is None:
             break
@@ -110,7 +112,7 @@ def parse_requests(buffer: bytes, starts: Sequence[int], index: int, requests: l
         last_add_confirmed = max(last_add_confirmed, body_lac)
         index += 1
     adds = Adds.of(ledger_id, _as_range(entry_ids), Records.of(bodies), last_add_confirmed)
-    requests.append(AddRequest(VERSION, master_key, adds, **flags, txn_ids=_as_range(txn_ids)))
+    requests.append(AddRequest(VERSION, master_key, adds, **flags, txn_ids=_as_range(txn_ids), trace=trace))
     return index
 
 
@@ -156,6 +158,7 @@ def _request_of(values: Values) -> Request:
             previous_lac=fields.get("previousLAC"),
             timeout_ms=fields.get("timeOut"),
             wants_piggyback=fields.get("flag") == schema.READ_FLAG_PIGGYBACK,
+            trace=trace_of(values),
         )
     if operation is Operation.WRITE_LAC:
         about = fields["ledgerId"], fields["lac"], fields["masterKey"], fields["body"]
@@ -175,7 +178,8 @@ def pack_request(request: Request) -> list[Buffer]:
     header: Values = {"version": VERSION, "operation": CODE_OF_OPERATION[operation], "txnId": request.txn_id}
     if isinstance(request, ReadRequest) and request.is_high_priority:
         header["priority"] = schema.PRIORITY_HIGH
-    return protobuf.frame(schema.REQUEST.pack({"header": header, REQUEST_NAME[operation]: fields}))
+    frames = protobuf.frame(schema.REQUEST.pack({"header": header, REQUEST_NAME[operation]: fields}))
+    return [with_trace(frames, request.trace)] if isinstance(request, ReadRequest) and request.trace else frames
 
 
 def _fields_of_request(request: Request) -> tuple[Operation, Values]:
@@ -220,6 +224,8 @@ def _pack_adds(request: AddRequest) -> bytes:
     adds = request.adds
     if request.txn_ids is None or len(request.txn_ids) != len(adds):
         raise LocalProtocolError("v3 adds need one transaction id each")
+    if request.trace and len(adds) != 1:
+        raise LocalProtocolError("a traced request adds one entry")
     shape = AddShape(
         adds.first_ledger_id,
         request.master_key,
@@ -229,13 +235,16 @@ def _pack_adds(request: AddRequest) -> bytes:
     )
     data, starts = adds.records.data, adds.records.starts
     bodies = [data[at + 4 : end] for at, end in pairwise(starts)]
-    return shape.pack(zip(request.txn_ids, adds.entry_ids, bodies, strict=True))
+    packed = shape.pack(zip(request.txn_ids, adds.entry_ids, bodies, strict=True))
+    return with_trace((packed,), request.trace) if request.trace else packed
 
 
-def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = False) -> tuple[bytes, int]:
+def adds_as_v3(
+    frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = False, trace: str = ""
+) -> tuple[bytes, int]:
     """The v3 form of v2 ADD frames that share ledger, key and flags: (frames, transaction id behind the last).
 
-    Transaction ids are consecutive from `first_txn_id` on, in the order of the frames.
+    Transaction ids are consecutive from `first_txn_id` on, in the order of the frames. `trace`: of a single add.
     """
     starts, _ = kernels.scan_frames(frames, 0, len(frames))
     version, _, flags = v2.parse_header(frames, 0, starts[1])
@@ -244,6 +253,7 @@ def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = Fal
     assert starts[-1] == len(frames)
     txn_id = first_txn_id + len(request.adds)
     request.txn_ids, request.is_deferred_sync = range(first_txn_id, txn_id), is_deferred_sync
+    request.trace = trace
     return _pack_adds(request), txn_id
 
 

@@ -31,7 +31,7 @@ def is_plain(request: ReadRequest) -> bool:
         request.master_key is None
         and request.previous_lac is None
         and request.timeout_ms is None
-        and not (request.is_fencing or request.is_high_priority or request.wants_piggyback)
+        and not (request.is_fencing or request.is_high_priority or request.wants_piggyback or request.trace)
     )
 
 

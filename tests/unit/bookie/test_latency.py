@@ -30,7 +30,12 @@ def sums(distributions: Any) -> dict[str, tuple[int, float]]:
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [(BookieConfig(), False), (BookieConfig(http_port=0), True), (BookieConfig(slow_request_ms=5), True)],
+    [
+        (BookieConfig(), False),
+        (BookieConfig(http_port=0), True),
+        (BookieConfig(slow_request_ms=5), True),
+        (BookieConfig(spans=True), True),
+    ],
 )
 def test_requests_are_timed_on_request(config: BookieConfig, expected: bool) -> None:
     assert is_timed(config) is expected

@@ -215,18 +215,25 @@ def expression_of(text: str, legends: Iterable[str] = (), selector: str = "") ->
 
 
 def alerts_file(faster: int = 1) -> str:
-    """Return the rules for Prometheus. `faster`: divides every duration, for a trial; 1: as they are."""
+    """Return the rules for Prometheus. `faster`: divides every duration, for a trial; 1: as they are.
 
-    def duration(match: re.Match[str]) -> str:
+    A window keeps at least twelve scrapes of a trial: in a shorter one a bookie that stands still now and then has too
+    few for a rate.
+    """
+
+    def duration(match: re.Match[str], seconds_min: int = 4) -> str:
         seconds = int(match[1]) * SECONDS[match[2]]
-        return match[0] if faster == 1 else f"{max(4, seconds // faster) if seconds else 0}s"
+        return match[0] if faster == 1 else f"{max(seconds_min, seconds // faster) if seconds else 0}s"
+
+    def window(match: re.Match[str]) -> str:
+        return duration(match, 12)
 
     lines = ["groups:", "  - name: bookies", "    rules:"]
     for alert in ALERTS:
         subject = f"{{{{ $labels.{alert.subject} }}}}: " if alert.subject else ""
         lines += [
             f"      - alert: {alert.name}",
-            f"        expr: {json.dumps(_DURATION.sub(duration, expression_of(alert.expression)))}",
+            f"        expr: {json.dumps(_DURATION.sub(window, expression_of(alert.expression)))}",
             f"        for: {_DURATION.sub(duration, alert.lasting)}",
             f"        labels: {{severity: {alert.severity}}}",
             "        annotations:",

@@ -128,9 +128,9 @@ class RangeFetch:
         is_parallel: bool = False,
     ) -> None:
         self._context = context
-        self._pool = context.pool
         self._metadata = metadata
         self._last = last
+        self._is_single = first == last
         self._window = window
         self._is_parallel = is_parallel
         self._sticky = context.sticky if metadata.ensemble_size == metadata.write_quorum else None
@@ -216,7 +216,7 @@ class RangeFetch:
                 positions: Sequence[int]
                 if self._sticky is not None:
                     positions = write_set(self._sticky.position, size, write_quorum)
-                elif is_striped and self._pool.has_batch_reads:
+                elif is_striped and self._context.pool.has_batch_reads:
                     positions = longest_run_first(at, size, write_quorum)
                 else:
                     positions = write_set(at if is_striped else turn + at - first, size, write_quorum)
@@ -230,20 +230,20 @@ class RangeFetch:
             part = _Part(at, end, ensemble, order, ReplicaReads(order, is_parallel=self._is_parallel), is_batch)
             for position in part.reads.due():
                 self._start(part, position)
-            if self._pool.health.slow and not self._is_parallel:
+            if self._context.pool.health.slow and not self._is_parallel:
                 rival = part.asked[order[0]][0]
                 bookies = [ensemble[position] for position in order]
-                self._pool.try_slow(bookies, self._metadata.ledger_id, at, rival)
+                self._context.pool.try_slow(bookies, self._metadata.ledger_id, at, rival)
             self._in_flight += 1
             yield part
             at = end + 1
 
     def _knows_batches(self, bookie: BookieId) -> bool:
-        return self._pool.has_batch_reads and self._pool.batch_support.knows(bookie)
+        return self._context.pool.has_batch_reads and self._context.pool.batch_support.knows(bookie)
 
     def _ranking(self, avoided: BookieId | None) -> Callable[[BookieId], int]:
         """Return the sort key of bookies: the order of all reads, and those that support batch reads first."""
-        rank = self._pool.health.read_rank
+        rank = self._context.pool.health.read_rank
 
         def ranked(bookie: BookieId) -> int:
             is_worse = _AVOIDED if bookie == avoided else 0
@@ -257,14 +257,15 @@ class RangeFetch:
         count = part.last - part.first + 1
         if held := run_size(position, part.first, len(part.ensemble), self._metadata.write_quorum):
             count = min(count, held)
-        is_batch = part.is_batch and self._knows_batches(bookie)
+        trace = self._context.pool.trace() if self._is_single else ""
+        is_batch = part.is_batch and self._knows_batches(bookie) and not trace  # A batch read has no place for it.
         part.asked_at = self._loop.time()
         part.begun_at = part.begun_at or part.asked_at
         self._context.counts.requests += 1
         if is_batch:
-            answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._window.batch_size)
+            answer = self._context.pool.start_read_batch(bookie, ledger_id, part.first, count, self._window.batch_size)
         else:
-            answer = self._pool.start_read_entry(bookie, ledger_id, part.first)
+            answer = self._context.pool.start_read_entry(bookie, ledger_id, part.first, trace=trace)
         part.asked[position] = answer, is_batch
 
     async def _answered(self, ask: _Ask) -> None:
@@ -307,7 +308,7 @@ class RangeFetch:
     def _delay_s(self, part: _Part, bookie: BookieId, is_batch: bool) -> float:
         position = part.reads.next_position
         other = None if position is None else part.ensemble[position]
-        return self._pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ, other)
+        return self._context.pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ, other)
 
     def _progress(self, head: _Ask) -> int:
         """Count the responses that have come from the bookies that `head` still waits for."""
@@ -391,7 +392,7 @@ class RangeFetch:
 
     def _judge(self, part: _Part, position: int) -> None:
         """Tell the client's health which bookies have lost the race: those asked before the one that answered."""
-        health, order = self._pool.health, part.order
+        health, order = self._context.pool.health, part.order
         if self._is_parallel:
             return
         losers = [other for other in part.asked if order.index(other) < order.index(position)]
@@ -402,17 +403,17 @@ class RangeFetch:
 
     def _records(self, bookie: BookieId, entry_id: int, outcome: Outcome, is_batch: bool) -> tuple[bytes, int]:
         """Return a response's unverified data and where its records begin. Raises the error that the bookie reports."""
-        ledger_id, support = self._metadata.ledger_id, self._pool.batch_support
+        ledger_id, support = self._metadata.ledger_id, self._context.pool.batch_support
         if isinstance(outcome, BookieUnreachable):
             if is_batch and outcome.was_connected:
                 support.dropped(bookie)
             raise outcome.with_traceback(None)
         if is_batch:
             support.answered_batch(bookie)
-            batch = self._pool.check(bookie, outcome, BatchReadResponse, ledger_id, entry_id)
+            batch = self._context.pool.check(bookie, outcome, BatchReadResponse, ledger_id, entry_id)
             return bytes(batch.records), batch.start
         support.answered_single(bookie)
-        response = self._pool.check(bookie, outcome, ReadResponse, ledger_id, entry_id)
+        response = self._context.pool.check(bookie, outcome, ReadResponse, ledger_id, entry_id)
         if response.max_lac is not None:
             self._context.learn(response.max_lac)
         body = bytes(response.body or b"")

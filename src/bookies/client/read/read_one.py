@@ -48,7 +48,8 @@ async def look_up(context: ReadContext, metadata: LedgerMetadata, entry_id: int)
     if pool.health.rank(bookie):
         return None
     loop = asyncio.get_running_loop()
-    asked = PendingRead(position, pool.start_read_entry(bookie, metadata.ledger_id, entry_id), loop.time())
+    answer = pool.start_read_entry(bookie, metadata.ledger_id, entry_id, trace=pool.trace())
+    asked = PendingRead(position, answer, loop.time())
     other = ensemble[order[1]] if len(order) > 1 else None
     if pool.health.slow:
         pool.try_slow([ensemble[position] for position in order], metadata.ledger_id, entry_id, asked.answer)

@@ -90,10 +90,13 @@ class AddOptions(NamedTuple):
 
     `proof`: the writer's; adds are held until the ledger was found open after the connection was established, and since
     a pause of the writer. None in a recovery, which may add to a ledger that has ended.
+
+    `trace`: of a single add, the identity that the bookie is to know; only v3 can express it.
     """
 
     proof: OpenProof | None = None
     is_deferred_sync: bool = False
+    trace: str = ""
 
 
 NO_OPTIONS = AddOptions()

@@ -1,8 +1,9 @@
 """Connections by bookie, and every request that a client sends to a bookie.
 
-Adds, reads and batch reads travel over the bookie's v2 connection, requests that v2 lacks over its v3 connection; with
-`ClientConfig.wire` "v3" everything goes over v3. The first request that needs a connection opens it; so does the first
-one after it was lost. The pool never retries: retries are a decision of the protocol.
+Adds, reads and batch reads travel over the bookie's v2 connection. Requests that v2 lacks, and those with the identity
+of a trace, travel over its v3 connection; with `ClientConfig.wire` "v3" everything does. The first request that needs a
+connection opens it; so does the first one after it was lost. The pool never retries: retries are a decision of the
+protocol.
 
 Methods named `start_...` return a future whose result is the response or the error (it never carries an exception); the
 matching coroutines raise. Source: wire-protocol 1.1, 6.1 and 6.3.
@@ -64,6 +65,7 @@ from bookies.wire.messages import (
 )
 
 R = TypeVar("R")
+PresentTrace = Callable[[], str]
 BATCH_OVERHEAD = 36  # bytes of a batch-read response that are not records
 BATCH_HEADROOM = 64
 ANSWER_SLACK = 1024  # bytes by which a response may exceed the add of its entry: batch reads, long polls
@@ -71,6 +73,7 @@ OBSERVED_EVERY = 8  # one in this many single reads and short batches is timed: 
 SHORT_BATCH = 8  # entries
 RECEIVE_SIZE = 256 << 10  # bytes received from a connection at once
 BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
+TRACE_OVERHEAD = 192  # bytes by which a traced add in v3 is longer than its v2 frame, at most
 
 
 class _Peer:
@@ -159,7 +162,10 @@ class BookiePool:
 
     `health`: which bookies to prefer, by what was observed of each. `batch_support`: which of them support batch reads.
     `copy_admission`: admission of copies of ledgers. `connection_count`: connections established so far.
+    `present_trace`: returns the identity of the caller's span, see `Client.traced_by`.
     """
+
+    present_trace: PresentTrace | None = None
 
     def __init__(
         self,
@@ -193,6 +199,10 @@ class BookiePool:
         """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
         return self._connector.random.randrange(count)
 
+    def trace(self) -> str:
+        """Return the identity of the caller's span if bookies are to know it; empty: they are not."""
+        return "" if self.present_trace is None else self.present_trace()
+
     @property
     def flushes(self) -> Flushes:
         """Return the outputs that have bytes to send."""
@@ -212,18 +222,20 @@ class BookiePool:
 
         `sink` receives the outcome of every entry exactly once, never before this call returns. Raises `ClientClosed`.
         """
-        proof, is_deferred_sync = options
+        proof, is_deferred_sync, trace = options
         counts, size = self.counts, len(frames)
+        if trace and size + TRACE_OVERHEAD > self._config.frame_size_max:
+            trace = ""
         counts.replicas_sent += len(entry_ids)
         counts.bytes_sent += size
-        wire, peer = "v3" if is_deferred_sync else self._config.wire, self._peers.get(bookie)
+        wire, peer = "v3" if is_deferred_sync or trace else self._config.wire, self._peers.get(bookie)
         connection = (peer and peer.connections.get(wire)) or self._connection(bookie, wire)
         keys: Sequence[int]
         if connection.wire == "v2":
             keys, buffers = entry_ids, (frames,)
         else:
             keys = txn_ids = connection.next_txn_ids(len(entry_ids))
-            buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
+            buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync, trace=trace)[0],)
         now_s = self._loop.time()
         adds = PendingAdds(ledger_id, keys, entry_ids, sink, now_s + self._config.add_timeout_ms / 1000, size)
         if proof is None or proof.covers(connection.number, now_s):
@@ -266,10 +278,14 @@ class BookiePool:
         *,
         key: bytes | None = None,
         is_high_priority: bool = False,
+        trace: str = "",
     ) -> asyncio.Future[Outcome]:
-        """Request one entry, -1: the highest. With `key` the bookie fences the ledger first."""
+        """Request one entry, -1: the highest. With `key` the bookie fences the ledger first.
+
+        `trace`: see `AddOptions`.
+        """
         is_fencing = key is not None
-        connection = self._connection(bookie, self._config.wire)
+        connection = self._connection(bookie, "v3" if trace else self._config.wire)
         if connection.wire == "v2" and not connection.accepts_read((ledger_id, entry_id), is_fencing):
             connection = self._connection(bookie, "v3")
         read_key = txn_id = None
@@ -282,7 +298,7 @@ class BookiePool:
             frames = (v2.pack_read(ledger_id, entry_id),)
         else:
             frames = encode_request(
-                ReadRequest(version, txn_id or 0, ledger_id, entry_id, key, is_fencing, is_high_priority)
+                ReadRequest(version, txn_id or 0, ledger_id, entry_id, key, is_fencing, is_high_priority, trace=trace)
             )
         answer = connection.request(
             frames, self._config.read_timeout_ms, txn_id=txn_id, key=read_key, is_fencing=is_fencing

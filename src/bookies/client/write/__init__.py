@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from bookies.client.write.advanced import AdvancedLedgerWriter
-from bookies.client.write.writer import LedgerWriter
+from bookies.client.write.writer import LedgerWriter, TracedLedgerWriter
 
-__all__ = ["AdvancedLedgerWriter", "LedgerWriter"]
+__all__ = ["AdvancedLedgerWriter", "LedgerWriter", "TracedLedgerWriter"]

@@ -33,6 +33,7 @@ from bookies.protocol.pacing.busy_backoff import delay_s, maybe_delay_s
 from bookies.wire.digest import mac_key, master_key, package_lac
 from bookies.wire.v2 import add_head
 
+TRACED_MAX = 16  # entries of one batch whose identity of a trace a bookie is sent
 FRAME_OVERHEAD = 60  # bytes of a frame that are neither digest nor payload: length word, packet header, key, header
 _LENGTH_OFFSET = 52  # of the accumulated length in a frame
 _I64 = struct.Struct(">q")
@@ -47,6 +48,8 @@ class AddPool(Protocol):
     connection_count: int
     counts: ClientCounts
     latency: ClientLatency | None
+
+    def trace(self) -> str: ...
 
     @property
     def flushes(self) -> Flushes: ...
@@ -323,6 +326,7 @@ class AddChannel:
         self.pipeline = pipeline
         self.late_bookie = BookieId("")  # whose answer confirmed the last entries
         self.piggybacked = -1  # the last add confirmed that the newest entry carries
+        self._traces: dict[int, str] = {}  # by entry, until no replica needs it
 
     def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
         """Add entries, with ids from `pipeline.last_add_pushed + 1` on.
@@ -346,6 +350,11 @@ class AddChannel:
         """Create the frames of entries from `first` on, and keep them."""
         self.piggybacked = self.pipeline.header_last_add_confirmed
         return self.frames.pack(first, self.piggybacked, payloads)
+
+    def note_trace(self, entry_id: int) -> None:
+        """Note before an entry is added that its bookies are to know the caller's span, if that is traced."""
+        if trace := self._pool.trace():
+            self._traces[entry_id] = trace
 
     def length_at(self, entry_id: int) -> int:
         """Return the payload bytes of the ledger up to and including this entry, not before the confirmed end."""
@@ -426,16 +435,37 @@ class AddChannel:
         if self._options.is_deferred_sync:
             self.unforced.sent(bookie)
         try:
-            self._pool.send_adds(bookie, self.frames.ledger_id, entry_ids, frames, replica, self._options)
+            if self._traces:
+                entry_ids, frames = self._send_traced(replica, entry_ids, frames)
+            if entry_ids:
+                self._pool.send_adds(bookie, self.frames.ledger_id, entry_ids, frames, replica, self._options)
         except ClientClosed as error:
             self.loop.call_soon(replica.on_failed, bookie, entry_ids, error)
+
+    def _send_traced(self, replica: AddReplica, entry_ids: Sequence[int], frames: bytes) -> tuple[Sequence[int], bytes]:
+        """Send the entries that have a trace, one at a time; return the others, with their frames.
+
+        In v3 an add costs more, at both ends. So these are few, and the others of a batch go as always.
+        """
+        traced = [entry_id for entry_id in entry_ids if entry_id in self._traces][:TRACED_MAX]
+        if not traced:
+            return entry_ids, frames
+        for entry_id in traced:
+            options, ids = self._options._replace(trace=self._traces[entry_id]), range(entry_id, entry_id + 1)
+            frame = self._window.frames(ids)
+            self._pool.send_adds(replica.bookie, self.frames.ledger_id, ids, frame, replica, options)
+        others = [entry_id for entry_id in entry_ids if entry_id not in traced]
+        return others, self._window.frames(others) if others else b""
 
     def _retry(self, retry: RetryLater) -> None:
         self.carry_out(self.pipeline.retry(retry.position, retry.bookie))
 
     def _release(self) -> None:
-        if size := self._window.release(self.pipeline.answered_bound):
+        bound = self.pipeline.answered_bound
+        if size := self._window.release(bound):
             self._owner.on_released(size)
+        if self._traces:
+            self._traces = {entry_id: trace for entry_id, trace in self._traces.items() if entry_id >= bound}
 
 
 def _first_of(batch: _Batch) -> int:

@@ -71,6 +71,7 @@ class AdvancedChannel(AddChannel):
 
     def write(self, entry_id: int, payload: bytes) -> None:
         """Send an entry that the pipeline's `check` has accepted."""
+        self.note_trace(entry_id)
         self._package(entry_id, [payload])
         self.carry_out(self.pipeline.write(entry_id))
 

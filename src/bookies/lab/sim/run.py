@@ -94,6 +94,7 @@ class Simulation:
             defers_syncs=profile.defers_syncs,
             fetches_owed=profile.fetches_owed,
             disks=profile.disks,
+            traced_probability=profile.traced_probability,
         )
         conditions = self.cluster.network.conditions
         conditions.stall_probability, conditions.stall_ms = profile.stall_probability, profile.stall_ms

@@ -1,4 +1,4 @@
-"""The console's files, the user of a request, and the samples for its plots.
+"""The console's files, the user of a request, the samples for its plots, and the latest changes.
 
 The files are data of this package: one page, one style sheet, and modules that the browser runs as they are. They hold
 no facts about the cluster, so they are sent without a user. Browsers keep them and ask whether they have changed.
@@ -39,6 +39,12 @@ class Console:
                 self._samples,
                 "since=MILLISECONDS",
             ),
+            Route(
+                f"{API}/changes",
+                "the last 100 changes asked of this server, also those refused, the newest first",
+                self._changes,
+                role=Role.OPERATOR,
+            ),
         )
 
     async def _page(self, request: Request) -> Response:
@@ -73,6 +79,10 @@ class Console:
         if self._process.samples is None:
             raise Problem(404, "this process takes no samples")
         return json_response(self._process.samples.since(request.number("since", 0)))
+
+    async def _changes(self, request: Request) -> Response:
+        audit = self._process.audit
+        return json_response([] if audit is None else list(reversed(audit.latest)))
 
 
 def _read_files() -> dict[str, Response]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 from tests.unit.web.conftest import Site
 
+from bookies.web.audit import LATEST_MAX, LATEST_SIZE_MAX
+
 API = "/api/v1"
 Serve = Callable[..., None]
 
@@ -56,3 +58,35 @@ def test_samples_are_taken_while_the_server_runs(serve: Serve) -> None:
         assert later["at_ms"] == samples["at_ms"][2:]
 
     serve(body)
+
+
+def test_operators_see_the_latest_changes_and_who_made_them(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        settings = f"{API}/bookies/b1/settings"
+        assert (await site.call("viewer", "GET", f"{API}/changes")).status == 403
+        assert (await site.call("operator", "GET", f"{API}/changes")).json == []
+        good, bad = {"set": ["scrub_rate_size=8m"]}, {"set": ["nothing=1"]}
+        assert (await site.call("administrator", "PATCH", settings, good)).status == 200
+        assert (await site.call("operator", "PATCH", settings, bad)).status == 422
+        assert (await site.call("operator", "PATCH", f"{settings}?dry_run=true", good)).status == 200
+        refused, changed = (await site.call("operator", "GET", f"{API}/changes")).json
+        assert (refused["who"], refused["status"]) == ("operator-user", 422)
+        assert "nothing" in refused["cause"]
+        assert (changed["who"], changed["role"], changed["status"]) == ("administrator-user", "administrator", 200)
+        assert changed["call"] == f"PATCH {settings}"
+        assert "8388608" in changed["after"]
+        assert changed["at_ms"] <= refused["at_ms"]
+
+    serve(body, users=True)
+
+
+def test_the_latest_changes_are_bounded(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        settings, long = f"{API}/bookies/b1/settings", {"set": [f"nothing={'x' * 5000}"]}
+        for _ in range(LATEST_MAX + 3):
+            assert (await site.call("operator", "PATCH", settings, long)).status == 422
+        rows = (await site.call("operator", "GET", f"{API}/changes")).json
+        assert len(rows) == LATEST_MAX
+        assert all(len(str(value)) <= LATEST_SIZE_MAX + len("...") for value in rows[0].values())
+
+    serve(body, users=True, http_requests_rate=100_000)

@@ -40,6 +40,7 @@ class Profile(Struct, frozen=True):
     lease_s: float = 2.0  # of a bookie's registration
     defers_syncs: bool = False
     fetches_owed: bool = False  # bookies fetch the entries that they owe
+    traced_probability: float = 0.0  # of an append or a read of one entry
     hostile: Settings | None = None  # behaviour of one more bookie, which is hostile
     collects: bool = False  # at the end bookies must release all the space that they can
     bookie_settings: dict[str, object] = field(default_factory=dict)
@@ -350,6 +351,15 @@ lost-disks: bookies lose single disks, or all, and fetch what they owe
              cut connection 1, metadata trouble 0.5, isolate from the store 0.5, kill client at an await 1
     bookies  checkpoint_interval_ms 100, entry_log_size_max 4096, COLLECTING
     clients  HASTY
+
+traced: clients whose spans are sampled at random, so that the adds of one ledger travel over two connections
+    run      duration_s 3, stall_probability 0.05, traced_probability 0.3
+    plan     writers 3, recoverers 3, readers 2, entries_max 30, pause_ms 10, recovery_ms 200, read_ms 40,
+             advanced_probability 0.2, deferred_probability 0.2, reads EVERY_WAY
+    faults   gap_ms 150, crash bookie 2, crash bookie at an await 1, cut connection 4, refuse adds 2, slow host 1,
+             kill client at an await 2, pause client 1
+    targeted
+    clients  IMPATIENT
 
 hostile: one more bookie garbles, invents, repeats and withholds its answers
     run      bookies 3, duration_s 1.5

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 BOOKIE_PORT = 3181
 DISK_CAPACITY = 64 << 20  # bytes
 WALL_START_MS = 1_700_000_000_000
+TRACE = f"00-{1:032x}-{1:016x}-01"  # identity of a sampled span
 
 
 async def resolve(bookie: BookieId) -> tuple[str, int]:
@@ -121,6 +122,7 @@ class SimCluster:
     defers_syncs: bool = False  # bookies answer adds with deferred sync before these are durable
     fetches_owed: bool = False  # bookies fetch the entries that they owe
     disks: int = 1  # ledger directories of a bookie
+    traced_probability: float = 0.0  # of an append, or a read of one entry, whose bookies learn the caller's span
 
     def __post_init__(self) -> None:
         self.network = SimNetwork(self.loop, self.trace, Random(f"{self.seed}/network"))
@@ -379,7 +381,10 @@ class SimCluster:
         )
         driver = SimDriver(self.store, self.memory, name)
         config = ClientConfig(**(self.client_settings if settings is None else settings))  # type: ignore[arg-type]
-        self.clients[name] = SimClient(name, participant, Client(runtime, driver, config), driver, runtime, clock)
+        client = Client(runtime, driver, config)
+        if self.traced_probability:
+            client.traced_by(lambda: TRACE if random.random() < self.traced_probability else "")
+        self.clients[name] = SimClient(name, participant, client, driver, runtime, clock)
         return self.clients[name]
 
     async def open_client(self, client: SimClient) -> None:

@@ -25,9 +25,11 @@ const PAGES = [
   [/^\/process$/, process.plotsPage],
   [/^\/settings$/, process.settings],
   [/^\/jobs$/, process.jobs],
+  [/^\/changes$/, process.changes],
 ];
 const NAV = [["/", "Overview", "o"], ["/bookies", "Bookies", "b"], ["/ledgers", "Ledgers", "l"], ["/logs", "Logs", "g"],
-  ["/recovery", "Recovery", "r"], ["/process", "Plots", "p"], ["/settings", "Settings", "s"], ["/jobs", "Jobs", "j"]];
+  ["/recovery", "Recovery", "r"], ["/process", "Plots", "p"], ["/settings", "Settings", "s"], ["/jobs", "Jobs", "j"],
+  ["/changes", "Changes", "c"]];
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");

@@ -1,4 +1,4 @@
-// The process of this server: plots of its last hours, settings with their provenance, and jobs.
+// The process of this server: plots of its last hours, settings with their provenance, jobs, and the latest changes.
 
 import { API, get, getOwn, session } from "./api.js";
 import { button } from "./actions.js";
@@ -59,4 +59,19 @@ export const jobs = {
       ["Result", (row) => row.error ?? (row.result === undefined ? "" : h("code", {}, JSON.stringify(row.result).slice(0, 300)))],
     ], rows.toReversed(), { caption: "Jobs", empty: "No job has run since the process started." }),
     h("p", { class: "aside" }, prose("Jobs of this process: recoveries and decommissions. Jobs on Spark run elsewhere; their reports are what `bk spark` prints."))),
+};
+
+const MAY_SEE = ["operator", "administrator"];
+
+export const changes = {
+  title: () => "Latest changes",
+  load: (ctx, signal) => (MAY_SEE.includes(session.user.role) ? get(`${API}/changes`, {}, { signal }) : null),
+  view: (ctx, rows) => (rows === null ? h("p", {}, "Operators and administrators see who has changed what.") : h("div", {},
+    table([
+      ["When", (row) => moment(row.at_ms)], ["Who", (row) => `${row.who}, ${row.role}`], ["From", (row) => row.peer],
+      ["What", (row) => [h("code", {}, row.call), row.body === "-" ? "" : h("p", { class: "help" }, h("code", {}, row.body))]],
+      ["Result", (row) => (row.cause === undefined ? state("done", "ok") : [state("refused or failed", "bad"), h("p", { class: "help" }, prose(row.cause))])],
+      ["Before", (row) => h("code", {}, row.before ?? "")], ["After", (row) => h("code", {}, row.after ?? "")],
+    ], rows, { caption: "Latest changes", empty: "This server has been asked for no change since its process started." }),
+    h("p", { class: "aside" }, prose("The last 100 that were asked of this server, until its process ends. All are lines of the log, on the logger `bookies.audit`; other servers have their own.")))),
 };
