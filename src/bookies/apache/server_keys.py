@@ -157,15 +157,15 @@ SERVER: tuple[Row, ...] = (
     Different(
         "dataIntegrityStampMissingCookies",
         ("false", ""),
-        "ignored: a bookie that has lost directories does not start; `bk bookie recover`, then "
-        "`bk bookie format` (docs/howto/replace-a-disk.md)",
+        "ignored: a bookie that has lost directories starts only if `lost_directories` names them "
+        "(docs/howto/replace-a-disk.md)",
         Level.DANGER,
     ),
     Different(
         "dataIntegrityChecking",
         ("false", ""),
-        "ignored: cookies are always checked strictly, and the scrub checks stored entries "
-        "(docs/howto/check-for-damage.md)",
+        "ignored: a bookie always fetches what it has lost (docs/howto/replace-a-disk.md), and the scrub checks "
+        "stored entries",
     ),
     Different(
         "permittedStartupUsers",
