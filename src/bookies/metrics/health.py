@@ -20,8 +20,10 @@ from bookies.model import BookieMode
 
 if TYPE_CHECKING:
     from bookies.replication.daemon.process import RecoveryProcess
+    from bookies.storage.scrub import Scrubber
 
 SYNC_S = 60.0  # a journal that has not completed a group for this time, while records wait, is stuck
+NAMED_LEDGERS_MAX = 3  # damaged ledgers that a reason names
 STEADY_S = 3.0  # a change of a condition is reported after this time
 
 
@@ -109,7 +111,9 @@ class BookieHealth:
                 "writable",
                 state.mode is BookieMode.WRITABLE,
                 "; ".join(server.reasons()),
-                f"`bk bookie disks --bookie {bookie}`; `bk bookie read-write` ends an operator's request",
+                f"`bk bookie read-write --bookie {bookie}`"
+                if server.store.is_writable
+                else f"docs/howto/free-a-full-disk.md; `bk bookie disks --bookie {bookie}`",
             ),
         ]
         return [condition if not condition.holds else _met(condition) for condition in conditions]
@@ -120,9 +124,15 @@ class BookieHealth:
         parts = store.parts
         assert parts is not None
         stuck = [journal.directory for journal in parts.journals if journal.waiting_s() > SYNC_S]
-        crowded = [path for path, space in parts.disks.space.spaces.items() if space.is_almost_full or space.is_full]
+        space = parts.disks.space
+        # While adds are refused, the condition `writable` names the directories that are full.
+        crowded = [
+            path
+            for path, one in space.spaces.items()
+            if one.is_almost_full or (one.is_full and not space.is_full)
+        ]
         failed = parts.health.failed
-        scrub = store.scrubber.gauges() if store.scrubber is not None else {}
+        damage, repair = _damage(store.scrubber)
         alarm = store.collector.alarm if store.collector is not None else None
         return [
             Condition(
@@ -148,14 +158,14 @@ class BookieHealth:
             Condition(
                 "disks_below_warning",
                 not crowded,
-                f"almost full: {', '.join(crowded)}",
+                f"{', '.join(crowded)} {'is' if len(crowded) == 1 else 'are'} almost full",
                 "docs/howto/free-a-full-disk.md",
             ),
             Condition(
                 "scrub_clean",
-                not scrub.get("scrub_damaged_entries"),
-                f"damaged entries found by the scrub: {scrub.get('scrub_damaged_entries', 0):,}",
-                f"`bk bookie scrub --bookie {bookie}`",
+                not damage,
+                damage,
+                f"{repair}`bk bookie scrub --bookie {bookie}` lists them; docs/howto/check-for-damage.md",
             ),
             Condition(
                 "collection_free",
@@ -164,6 +174,26 @@ class BookieHealth:
                 f"`bk bookie space --bookie {bookie}`; `bk bookie gc --force` if the deletions are intended",
             ),
         ]
+
+
+def _damage(scrubber: Scrubber | None) -> tuple[str, str]:
+    """Return the damaged entries that the scrub found with their first ledgers, and the command that copies them.
+
+    Both are empty without damage; the command is empty if no ledger is known.
+    """
+    count = 0 if scrubber is None else scrubber.gauges()["scrub_damaged_entries"]
+    if scrubber is None or not count:
+        return "", ""
+    ledgers = [str(ledger_id) for ledger_id in scrubber.damaged_ledgers()]
+    text = f"the scrub found {count:,} damaged {'entry' if count == 1 else 'entries'}"
+    if not ledgers:
+        return text, ""
+    more = f" and {len(ledgers) - NAMED_LEDGERS_MAX:,} more" if len(ledgers) > NAMED_LEDGERS_MAX else ""
+    named = ledgers[:NAMED_LEDGERS_MAX]
+    return (
+        f"{text} of {'ledger' if len(ledgers) == 1 else 'ledgers'} {', '.join(named)}{more}",
+        f"`bk ledger repair {' '.join(named)}` copies them from other replicas; ",
+    )
 
 
 class RecoveryHealth:
