@@ -284,7 +284,7 @@ async def _reasons_of(session: Session, url: SplitResult) -> tuple[list[str], li
     if not isinstance(state, dict) or not isinstance(reasons := state.get("reasons"), list):
         raise ValueError("not the state of a bookie")
     steps = state.get("next")  # Older bookies do not send it.
-    return list(map(str, reasons)), list(map(str, steps)) if isinstance(steps, list) else []
+    return list(dict.fromkeys(map(str, reasons))), list(map(str, steps)) if isinstance(steps, list) else []
 
 
 # -- auto-recovery and ledgers -----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ def test_the_sentence_is_the_worst_finding(serve: Serve) -> None:
         answer, findings = await health_of(site)
         assert answer["sentence"].startswith("Act now: no bookie accepts writes.")
         assert "an operator made it read-only" in findings["warn bookie b1"]["what"]
+        assert findings["warn bookie b1"]["remedy"] == "`bk bookie read-write --bookie b1`"
 
     serve(body)
 
@@ -55,7 +56,9 @@ def test_a_lost_bookie_and_one_in_maintenance(serve: Serve) -> None:
 
 def status_of(*reports: dict[str, Any], marked: int = 0, is_enabled: bool = True) -> RecoveryStatus:
     """The status of a cluster whose only process could not repair the ledgers of these reports."""
-    process = ProcessStatus("p@h", BookieId("p"), 1, [], [], {}, [{"waits": [], "losses": [], **row} for row in reports])
+    process = ProcessStatus(
+        "p@h", BookieId("p"), 1, [], [], {}, [{"waits": [], "losses": [], **row} for row in reports]
+    )
     stuck = [row["ledger_id"] for row in reports]
     return RecoveryStatus(is_enabled, BookieId("p"), None, marked, {}, {}, [process], stuck)
 
