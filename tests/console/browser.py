@@ -339,7 +339,7 @@ def damaged_ledger(console: Console) -> Iterator[tuple[str, ...]]:
         file.write(b"?" * 8)
     console.open("/bookies/b1")
     console.confirm("Start the scrub")
-    yield "damaged", "bk bookie scrub"
+    yield "damaged", "bk ledger repair"
 
 
 @contextlib.contextmanager

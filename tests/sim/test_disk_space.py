@@ -55,7 +55,7 @@ def test_read_only_and_back_follow_the_level(machine: Any, body: Body) -> None:
             assert (store.is_writable, store.takes_priority) == (is_writable, takes_priority), share
             assert bool(store.read_only_reason) is not is_writable
             if not is_writable:
-                assert "adds are accepted again from 734,003 usable bytes on" in store.read_only_reason
+                assert "adds are accepted again when 716.8 KiB are usable" in store.read_only_reason
                 with pytest.raises(BookieReadOnly, match="the disk is full"):
                     await add(store, promises, body, 1, range(4, 8))
             recovering = promises.add(store, 1, {2: body(1, 2, size=500)}, is_recovery=True) if takes_priority else None

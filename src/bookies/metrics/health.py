@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.state import Phase
@@ -20,8 +21,11 @@ from bookies.model import BookieMode
 
 if TYPE_CHECKING:
     from bookies.replication.daemon.process import RecoveryProcess
+    from bookies.storage.scrub import Scrubber
 
+DISKS = "disks_below_warning"  # name of a condition
 SYNC_S = 60.0  # a journal that has not completed a group for this time, while records wait, is stuck
+NAMED_LEDGERS_MAX = 3  # damaged ledgers that a reason names
 STEADY_S = 3.0  # a change of a condition is reported after this time
 
 
@@ -79,7 +83,7 @@ class BookieHealth:
     def conditions(self) -> list[Condition]:
         """Return every condition. Those for readiness come first."""
         server = self._server
-        state, bookie = server.state, server.bookie_id
+        state = server.state
         conditions = [
             Condition(
                 "started",
@@ -97,7 +101,7 @@ class BookieHealth:
             ),
         ]
         if server.store.parts is not None and self.is_started:
-            conditions += [self._steady.settle(condition) for condition in self._storage_conditions(server)]
+            conditions += self._settled(server)
         conditions += [
             Condition(
                 "registered",
@@ -109,10 +113,18 @@ class BookieHealth:
                 "writable",
                 state.mode is BookieMode.WRITABLE,
                 "; ".join(server.reasons()),
-                f"`bk bookie disks --bookie {bookie}`; `bk bookie read-write` ends an operator's request",
+                _writable_step(server),
             ),
         ]
         return [condition if not condition.holds else _met(condition) for condition in conditions]
+
+    def _settled(self, server: BookieServer) -> list[Condition]:
+        """Return the conditions of the storage as they are reported."""
+        conditions = [self._steady.settle(condition) for condition in self._storage_conditions(server)]
+        if server.store.parts is None or not server.store.parts.disks.space.is_full:
+            return conditions
+        full = server.store.read_only_reason  # One reason for two conditions: callers show it once.
+        return [replace(row, reason=full) if row.name == DISKS else row for row in conditions]
 
     @staticmethod
     def _storage_conditions(server: BookieServer) -> list[Condition]:
@@ -121,8 +133,9 @@ class BookieHealth:
         assert parts is not None
         stuck = [journal.directory for journal in parts.journals if journal.waiting_s() > SYNC_S]
         crowded = [path for path, space in parts.disks.space.spaces.items() if space.is_almost_full or space.is_full]
+        almost_full = f"{', '.join(crowded)} {'is' if len(crowded) == 1 else 'are'} almost full"
         failed = parts.health.failed
-        scrub = store.scrubber.gauges() if store.scrubber is not None else {}
+        damage, repair = _damage(store.scrubber)
         alarm = store.collector.alarm if store.collector is not None else None
         return [
             Condition(
@@ -146,16 +159,16 @@ class BookieHealth:
                 "docs/howto/replace-a-disk.md",
             ),
             Condition(
-                "disks_below_warning",
+                DISKS,
                 not crowded,
-                f"almost full: {', '.join(crowded)}",
-                "docs/howto/free-a-full-disk.md",
+                almost_full,
+                f"docs/howto/free-a-full-disk.md; `bk bookie disks --bookie {bookie}`",
             ),
             Condition(
                 "scrub_clean",
-                not scrub.get("scrub_damaged_entries"),
-                f"damaged entries found by the scrub: {scrub.get('scrub_damaged_entries', 0):,}",
-                f"`bk bookie scrub --bookie {bookie}`",
+                not damage,
+                damage,
+                f"{repair}`bk bookie scrub --bookie {bookie}` lists them; docs/howto/check-for-damage.md",
             ),
             Condition(
                 "collection_free",
@@ -164,6 +177,36 @@ class BookieHealth:
                 f"`bk bookie space --bookie {bookie}`; `bk bookie gc --force` if the deletions are intended",
             ),
         ]
+
+
+def _writable_step(server: BookieServer) -> str:
+    """Return what ends the read-only mode of a bookie."""
+    store, bookie = server.store, server.bookie_id
+    if store.is_writable:
+        return f"`bk bookie read-write --bookie {bookie}`"
+    if store.parts is not None and store.parts.disks.space.is_full:
+        return f"docs/howto/free-a-full-disk.md; `bk bookie disks --bookie {bookie}`"
+    return f"read its log; `bk bookie state --bookie {bookie}`"
+
+
+def _damage(scrubber: Scrubber | None) -> tuple[str, str]:
+    """Return the damaged entries that the scrub found with their first ledgers, and the command that copies them.
+
+    Both are empty without damage; the command is empty if no ledger is known.
+    """
+    count = 0 if scrubber is None else scrubber.gauges()["scrub_damaged_entries"]
+    if scrubber is None or not count:
+        return "", ""
+    ledgers = [str(ledger_id) for ledger_id in scrubber.damaged_ledgers()]
+    text = f"the scrub found {count:,} damaged {'entry' if count == 1 else 'entries'}"
+    if not ledgers:
+        return text, ""
+    more = f" and {len(ledgers) - NAMED_LEDGERS_MAX:,} more" if len(ledgers) > NAMED_LEDGERS_MAX else ""
+    named = ledgers[:NAMED_LEDGERS_MAX]
+    return (
+        f"{text} of {'ledger' if len(ledgers) == 1 else 'ledgers'} {', '.join(named)}{more}",
+        f"`bk ledger repair {' '.join(named)}` copies them from other replicas; ",
+    )
 
 
 class RecoveryHealth:

@@ -139,7 +139,7 @@ def test_full_disks_are_told_with_what_ends_it(world: World) -> None:
         assert disks["directory"]["/ledgers/current"] == "1,073,741,824 of 1,099,511,627,776 bytes usable, full"
         state = (await caller.ask(request(token, "state")))["result"]
         assert disks["reason"] == state["read_only_because"]
-        assert "adds are accepted again from 3,006,477,107 usable bytes on" in disks["reason"]
+        assert "adds are accepted again when 2.8 GiB are usable" in disks["reason"]
         assert state["registered_as"] == "read-only"
         assert server.store.stats()["disks_full"] == 2
         world.disk.usage = usage  # type: ignore[method-assign]

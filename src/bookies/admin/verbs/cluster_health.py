@@ -36,6 +36,7 @@ STATE_PATH = "/api/v1/bookie/state"
 LEVELS = ("bad", "warn", "ok")
 BRIEF = 100  # characters of a finding in the sentence
 WRITES = "writes"  # subject of the finding about writable bookies
+RECOVERY = "recovery"  # subject of findings about auto-recovery
 
 
 class _Answer(Struct, frozen=True):
@@ -84,7 +85,7 @@ def _sentence(findings: Sequence[Finding]) -> str:
     """Return whether all is well, and if not, the worst finding."""
     problems = [finding for finding in findings if finding.level != "ok"]
     if not problems:
-        facts = sorted(findings, key=lambda finding: finding.about != WRITES)
+        facts = sorted(findings, key=lambda finding: (finding.about != WRITES, finding.about != RECOVERY))
         return f"All is well: {', and '.join(finding.what for finding in facts[:2])}."
     worst, more = problems[0], len(problems) - 1
     others = f" There {'is one more finding' if more == 1 else f'are {more} more findings'}." if more else ""
@@ -147,7 +148,10 @@ def _bookie_findings(bookie: BookieStatus, note: Note | None, answer: _Answer | 
     if draining is not None:
         facts = {"state": draining.state, "state_ms": draining.state_ms, "since_ms": draining.since_ms}
         yield Finding(
-            "ok", f"{name} is being drained: {state_text(facts, now_ms)}", f"`bk bookie drain {bookie.id}`", name
+            "ok",
+            f"{name} is being drained: {state_text(facts, now_ms)}",
+            f"`bk bookie drain {bookie.id}` continues it and shows what is left",
+            name,
         )
     if bookie.mode == "down":
         lease = None if note is None else note.maintenance
@@ -280,7 +284,7 @@ async def _reasons_of(session: Session, url: SplitResult) -> tuple[list[str], li
     if not isinstance(state, dict) or not isinstance(reasons := state.get("reasons"), list):
         raise ValueError("not the state of a bookie")
     steps = state.get("next")  # Older bookies do not send it.
-    return list(map(str, reasons)), list(map(str, steps)) if isinstance(steps, list) else []
+    return list(dict.fromkeys(map(str, reasons))), list(map(str, steps)) if isinstance(steps, list) else []
 
 
 # -- auto-recovery and ledgers -----------------------------------------------------------------------------------------
@@ -291,11 +295,12 @@ def _recovery_findings(
 ) -> Iterator[Finding]:
     from bookies.replication.operator.status import lost_entries
 
-    about = "recovery"
+    about = RECOVERY
     has_down = any(bookie.mode == "down" for bookie in bookies)
     is_draining = any(note.draining is not None for note in notes.values())
     if not status.is_enabled:
-        yield Finding("warn", "auto-recovery is disabled: lost replicas stay lost", "`bk recovery enable`", about)
+        what = "auto-recovery is disabled: lost replicas are neither noticed nor recreated"
+        yield Finding("warn", what, "`bk recovery enable`", about)
     elif status.auditor is None:
         level = "bad" if has_down or status.marked else "warn"
         remedy = "set auto_recovery=true on bookies, or run `bk recovery run`"
@@ -306,7 +311,8 @@ def _recovery_findings(
     losses = {report["ledger_id"]: report["losses"][0] for report in reports}
     for ledger_id, loss in list(losses.items())[:NAMED_MAX]:
         what = f"ledger {ledger_id}: {lost_entries(loss)} are on no available bookie"
-        remedy = f"start the bookies that have them: `bk recovery why {ledger_id}`"
+        holders = ", ".join(loss.get("evidence", ())) or "the bookies that have them"
+        remedy = f"start {holders}, and keep the disks: `bk recovery why {ledger_id}`"
         yield Finding("bad", what, remedy, f"ledger {ledger_id}")
     if len(losses) > NAMED_MAX:
         yield Finding("bad", f"{len(losses) - NAMED_MAX:,} more ledgers have lost entries", "`bk recovery list`", about)
@@ -314,13 +320,25 @@ def _recovery_findings(
     if status.marked:
         are = "ledger lacks replicas" if status.marked == 1 else "ledgers lack replicas"
         if is_draining:  # Auto-recovery marks what it moves, too.
-            are = f"{are}, or {'has' if status.marked == 1 else 'have'} them on a bookie that is being drained"
+            are = f"{'ledger is' if status.marked == 1 else 'ledgers are'} to be copied"
         repaired = f", {len(status.locks):,} being copied" if status.locks else ""
-        waits = f", {len(stuck):,} cannot be repaired now" if stuck else ""
+        waits = f", {len(stuck):,} cannot be repaired now{_first_cause(status, stuck[0])}" if stuck else ""
         level = "ok" if is_draining and not (has_down or stuck) else "warn"
         remedy = (
             f"`bk recovery why {stuck[0]}`" if stuck else "auto-recovery repairs them: `bk recovery status --watch`"
         )
         yield Finding(level, f"{status.marked:,} {are}{repaired}{waits}", remedy, about)
+    elif not status.is_enabled:
+        yield Finding("ok", "no ledger is marked as lacking replicas, but the auditor is disabled", "", about)
     else:
         yield Finding("ok", "no ledger is known to lack replicas", "", about)
+
+
+def _first_cause(status: RecoveryStatus, ledger_id: int) -> str:
+    """Return what a ledger waits for, as the end of a sentence; empty if no process has reported it."""
+    for process in status.processes:
+        for report in process.reports:
+            if report["ledger_id"] == ledger_id and report["waits"]:
+                wait = report["waits"][0]
+                return f": ledger {ledger_id} waits for {wait['for']}; {wait['why']}"
+    return ""

@@ -264,6 +264,11 @@ def _next(standing: LedgerDiagnosis, done: str) -> str:
     if assessment.jobs:
         if standing.locked_by is not None:
             return f"it is being {done} by {standing.locked_by}"
+        if done == "repaired" and _may_be_lost(standing):
+            return (
+                f"no checked replica is good. bk recovery repair {ledger_id} copies the entries that can be read, and "
+                "names those that are lost"
+            )
         if goes_on:
             return f"it is marked, and will be {done}"
         return f"bk recovery repair {ledger_id} has it {done} now"
@@ -271,6 +276,11 @@ def _next(standing: LedgerDiagnosis, done: str) -> str:
         bookie = f"{wait.bookie}: " if wait.bookie else ""
         return f"it waits for {wait.cause.value}; {bookie}{wait.reason}"
     return "an entry is bad that the check of the ledger does not read; bk ledger repair repairs it"
+
+
+def _may_be_lost(standing: LedgerDiagnosis) -> bool:
+    """Report whether every replica of an entry lacks it or has a damaged entry, so that there may be no source."""
+    return any(verdict.fewest_replicas == 0 for verdict in standing.verdicts)
 
 
 # -- state of auto-recovery ----------------------------------------------------------------------------------------

@@ -110,7 +110,11 @@ def lines_of(answer: Any) -> list[str]:
     if len(answer["damage"]) > SHOWN_MAX:
         lines.append(f"and {len(answer['damage']) - SHOWN_MAX:,} more: --json prints all")
     if answer["damaged_entries"]:
-        lines.append("restore them from other replicas: bk spark scrub, bk spark repair")
+        ledgers = dict.fromkeys(str(row["ledger"]) for row in answer["damage"] if row["ledger"] is not None)
+        named = " ".join(list(ledgers)[:SHOWN_MAX]) or "LEDGER"
+        lines.append(
+            f"copy them from other replicas: bk ledger repair {named}; many ledgers: bk spark scrub, bk spark repair"
+        )
     return lines
 
 

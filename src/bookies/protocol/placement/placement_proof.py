@@ -68,7 +68,7 @@ def no_replacement(
     count = len(candidates) + len(candidates.cluster.unplaced) + len(candidates.cluster.banned)
     text = f"none of the {count} writable bookies can take the place of {failed} in [{', '.join(ensemble)}]"
     if len(usable) < len(positions) or not rules:
-        others = f"{len(usable)} are no members" if usable else "no other works"
+        others = f"{len(usable)} are no members" if usable else "no other bookie is available"
         return NotEnoughBookies(f"{text} ({others}); start another bookie{unplaced(candidates)}")
     asked = ", and ".join(rule.wanted(write_quorum) for rule in rules)
     return NotEnoughBookies(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, field
 
 from bookies.config import BookieConfig
+from bookies.units import size_text
 
 
 class Marks(Struct, frozen=True):
@@ -122,10 +123,13 @@ class DiskSpace(Struct, frozen=True):
         """Return why adds are refused, and the usable bytes that end it; empty while they are accepted."""
         if not self.is_full:
             return ""
+        paths: dict[tuple[int, int], list[str]] = {}
+        for space in self.full:  # Directories of one file system have the same figures.
+            paths.setdefault((space.usable, space.total), []).append(space.path)
         return "; ".join(
-            f"{space.path}: the disk is full, {space.usable:,} of {space.total:,} bytes are usable; adds are accepted "
-            f"again from {marks.needed(marks.low_water, space.total):,} usable bytes on"
-            for space in self.full
+            f"{', '.join(names)}: the disk is full, {size_text(usable)} of {size_text(total)} are usable; adds are "
+            f"accepted again when {size_text(marks.needed(marks.low_water, total))} are usable"
+            for (usable, total), names in paths.items()
         )
 
     def _of(self, paths: Iterable[str]) -> list[Space]:

@@ -24,7 +24,7 @@ from bookies.storage.offline.inspection import Row
 from bookies.storage.offline.offline_bookie import Offline, bookie_at
 from bookies.storage.records import Batch, EndKind
 
-REPLICAS = "copy them from other replicas: `bk spark scrub` finds and `bk spark repair` copies what is missing"
+REPLICAS = "copy them from other replicas: `bk ledger repair LEDGER`; many ledgers: `bk spark scrub`, `bk spark repair`"
 REBUILT = "the bookie rebuilds it from its entry logs when the ledger is used"
 
 

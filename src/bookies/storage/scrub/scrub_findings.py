@@ -12,7 +12,7 @@ from bookies.storage.scrub.scrub_listing import LogList, ProgressFiles
 from bookies.storage.scrub.scrub_logs import LogScrub
 from bookies.storage.scrub.scrub_plan import Plan
 
-REMEDY = "copy them from other replicas: `bk spark scrub` finds and `bk spark repair` copies what is missing"
+REMEDY = "copy them from other replicas: `bk ledger repair LEDGER`; many ledgers: `bk spark scrub`, `bk spark repair`"
 
 
 class LogHolder(Protocol):

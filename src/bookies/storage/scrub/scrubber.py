@@ -300,6 +300,11 @@ class Scrubber:
             "scrub_failures": self.failure_count,
         }
 
+    def damaged_ledgers(self) -> list[int]:
+        """Return the ids of the ledgers that have damaged entries here, as far as findings are kept."""
+        ids = (finding.ledger_id for finding in self._plan.progress.findings)
+        return list(dict.fromkeys(ledger_id for ledger_id in ids if ledger_id >= 0))
+
     def status(self) -> dict[str, object]:
         """Return progress, results and findings. `damage` has what a repair needs."""
         progress, counts = self._plan.progress, self._plan.progress.counts

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from tests.unit.protocol.repair.test_repair_work import A, B, C, D, record_of, verdict_of
 
 from bookies.admin.verbs.explain import SWITCHED_OFF, _verdict, recovery_facts, recovery_lines
+from bookies.errors import DigestMismatch
 from bookies.metadata.interface.recovery_store import Mark
 from bookies.model import BookieId
 from bookies.protocol.repair.repair_work import Circumstances, assess
@@ -45,3 +46,19 @@ def test_what_is_marked_goes_on_only_while_repairs_are_on() -> None:
     assert _verdict(off, 2).endswith("Under-replicated: bk recovery repair 7 has it repaired now")
     assert recovery_lines(off)[-1] == SWITCHED_OFF
     assert [recovery_facts(each)["repairs_enabled"] for each in (standing, off)] == [True, False]
+
+
+def test_damage_of_the_only_replica_promises_no_repair() -> None:
+    standing = standing_of()
+    damaged = DigestMismatch(ledger_id=7, entry_id=9)
+    verdicts = [verdict_of({A: damaged, B: damaged, C: damaged})]
+    alone = replace(
+        standing, verdicts=verdicts, assessment=assess(standing.record, verdicts, standing.circumstances), mark=MARK
+    )
+    text = _verdict(alone, 0)
+    assert "so it cannot be read now" in text
+    assert "copies the entries that can be read, and names those that are lost" in text
+    assert "will be repaired" not in text
+    verdicts = [verdict_of({A: damaged})]
+    one = replace(alone, verdicts=verdicts, assessment=assess(standing.record, verdicts, standing.circumstances))
+    assert _verdict(one, 2).endswith("it is marked, and will be repaired")

@@ -7,6 +7,7 @@ import pytest
 from bookies.config import BookieConfig, validate
 from bookies.errors import ConfigError
 from bookies.storage.disks.disk_space import DiskSpace, Marks, Space
+from bookies.units import size_text
 
 GIB = 1 << 30
 MARKS = Marks.of(BookieConfig())
@@ -58,9 +59,11 @@ def test_the_reason_says_what_ends_it() -> None:
     assert of(50 * GIB).reason(MARKS) == ""
     text = of(GIB, 50 * GIB).reason(MARKS)
     assert text == (
-        f"/d0: the disk is full, {GIB:,} of {100 * GIB:,} bytes are usable; adds are accepted again from "
-        f"{MARKS.needed(93, 100 * GIB):,} usable bytes on"
+        "/d0: the disk is full, 1.0 GiB of 100.0 GiB are usable; adds are accepted again when "
+        f"{size_text(MARKS.needed(93, 100 * GIB))} are usable"
     )
+    assert of(GIB, GIB, GIB // 2).reason(MARKS).count("the disk is full") == 2
+    assert of(GIB, GIB).reason(MARKS).startswith("/d0, /d1: the disk is full")
 
 
 def test_a_file_system_of_several_directories_counts_once() -> None:

@@ -74,7 +74,7 @@ export const one = {
   },
   view: (ctx, { shown, mark, samples, own, isOwn }) => h("div", {},
     facts([["Mode", state(shown.mode)], ["Address", shown.address ?? "none: it is not registered"], ["Location", shown.location ?? "not set"],
-      ["Disks", disks(shown)], ["Announced", announced(shown)], ["Conditions that do not hold", (shown.reasons ?? []).map((reason) => h("p", {}, prose(reason)))]]),
+      ["Disks", disks(shown)], ["Announced", announced(shown)], ["Problems", (shown.reasons ?? []).map((reason) => h("p", {}, prose(reason)))]]),
     h("p", { class: "buttons" }, clusterActions(ctx)),
     isOwn ? ownParts(ctx, own, mark, samples)
       : section("Journal, storage, settings", h("p", {}, "Only the bookie itself knows them. ",
@@ -124,7 +124,7 @@ export function scrub(value) {
   const now = value.is_suspended ? "Suspended by an operator." : value.is_running ? `Pass ${value.pass} runs: ${size(value.read_bytes)} read, ${size(value.left_bytes)} left.${left}`
     : `The next pass begins in ${duration(value.next_pass_s)}.`;
   return h("div", {}, h("p", {}, now),
-    value.damaged_entries ? h("p", { class: "failure" }, state("damaged"), ` ${plural(value.damaged_entries, "entry is", "entries are")} damaged. Auto-recovery restores them from other replicas.`) : h("p", {}, state("no damage known", "ok")),
+    value.damaged_entries ? h("p", { class: "failure" }, state("damaged"), ` ${plural(value.damaged_entries, "entry is", "entries are")} damaged. Reads use the other replicas. A ledger without another replica has lost these entries. `, h("code", {}, `bk ledger repair ${[...new Set(value.damage.map((row) => row.ledger))].filter((id) => id !== null).slice(0, 3).join(" ") || "LEDGER"}`), " copies what another replica has.") : h("p", {}, state("no damage known", "ok")),
     value.damage.length ? table([
       ["Ledger", (row) => (row.ledger === null ? "unknown" : h("a", { href: `#/ledgers/${row.ledger}` }, row.ledger))],
       ["Entries", (row) => (row.first === row.last ? row.first : `${row.first} to ${row.last}`)], ["File", (row) => row.log], ["Problem", (row) => row.problem],

@@ -115,7 +115,7 @@ function draw(present) {
   const fresh = h("div", {});
   if (problem) {
     const known = at ? `What is shown is from ${clock(at)}; the state since then is unknown.` : "";
-    fresh.append(h("aside", { class: "stale", role: "status" }, h("strong", {}, "Not up to date. "), prose(problem.message), ". ", known,
+    fresh.append(h("aside", { class: "stale", role: "status" }, h("strong", {}, at ? "Not up to date. " : "Nothing to show. "), prose(problem.message), ". ", known,
       problem.next ? [" Next: ", nextStep(problem.next), "."] : ""));
   }
   if (!page.ownTitle || data === undefined) fresh.append(h("h1", {}, title));

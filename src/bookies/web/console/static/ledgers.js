@@ -121,8 +121,8 @@ export const one = {
             done: () => ctx.go("/ledgers") }) : "")),
       section("One entry", h("form", { class: "filters", onsubmit: (event) => {
         event.preventDefault();
-        explain(ctx, Number(event.target.elements.entry.value));
-      } }, h("label", {}, "Entry id", h("input", { name: "entry", inputmode: "numeric", pattern: "\\d+", required: true, autocomplete: "off" })), h("button", { type: "submit" }, "Explain it"))),
+        explain(ctx, event.target.elements.entry.value);
+      } }, h("label", {}, "Entry id", h("input", { name: "entry", inputmode: "numeric", pattern: "\\d+", title: "A whole number, 0 or more", required: true, autocomplete: "off" })), h("button", { type: "submit" }, "Explain it"))),
       explanation(explained));
   },
 };
