@@ -17,6 +17,7 @@ from bookies.bookie.latency import Latency
 from bookies.bookie.live_settings import LiveSettings
 from bookies.encoding.documents import parse_json
 from bookies.errors import BookKeeperError, InvalidArgument, StorageError
+from bookies.protocol.repair.owed import OwedCounts
 from bookies.runtime.ports import Listener, Runtime
 from bookies.storage.disks.directories import CONTROL_FILE
 from bookies.storage.entry_log.entry_log_format import parse_file_name
@@ -86,6 +87,28 @@ def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
         return store.disk_status()
 
     return {"disks": disks}
+
+
+def owed_calls(store: LedgerStore, counts: OwedCounts) -> Mapping[str, Call]:
+    """Return the call about entries that the bookie has lost and fetches."""
+
+    async def owed() -> object:
+        return {
+            "lost_directories": ", ".join(store.left_out) or None,
+            "is_settled": not store.has_unknown_ledgers,  # it is known which ledgers the bookie had
+            "ledgers_in_limbo": len(store.limbo),
+            "entries_owed": counts.left.entries,
+            "owed_bytes": counts.left.size,
+            "open_ledgers": counts.left.open_ledgers,
+            "remaining_s": None if counts.remaining_s is None else round(counts.remaining_s, 1),
+            "entries_found": counts.found_entries,
+            "found_bytes": counts.found_size,
+            "entries_fetched": counts.fetched_entries,
+            "fetched_bytes": counts.fetched_size,
+            "ledger": counts.describe(),
+        }
+
+    return {"owed": owed}
 
 
 def latency_calls(latency: Latency | None, bookie: str) -> Mapping[str, Call]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bookies.client.transport import BookieStatus
     from bookies.config import BookieConfig
     from bookies.replication.daemon.process import BesideBookie
+    from bookies.runtime.ports import Runtime
     from bookies.settings import Given, Layer, Resolved
 
 
@@ -61,10 +62,19 @@ def _run(arguments: argparse.Namespace) -> Report | int:
             _write_ready_file(arguments.ready_file, main.ready_line(server))
         main.print_ready(server)
 
-    recovery = _beside(config, arguments, file, uri)
+    def beside_bookie() -> BesideBookie:
+        return _beside(config, arguments, file, uri)
+
+    recovery = beside_bookie() if config.auto_recovery or config.log_housekeeping else None
     around = _http(config, uri, recovery)
+
+    async def fetch_owed(server: BookieServer, runtime: Runtime) -> None:
+        await server.store.limbo.has_any.wait()  # Most bookies never import the rest.
+        await beside_bookie().run(server, runtime)
+
+    beside = fetch_owed if recovery is None else recovery.run
     try:
-        return main.run(config, uri, ready=ready, beside=recovery.run, around=around, origins=resolved.origins)
+        return main.run(config, uri, ready=ready, beside=beside, around=around, origins=resolved.origins)
     except Exception as error:  # also a broken pipe, which is no error in commands whose output is read
         if arguments.debug:
             raise
@@ -90,7 +100,7 @@ def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | N
     )
 
 
-def _http(config: BookieConfig, uri: str, recovery: BesideBookie) -> Around | None:
+def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Around | None:
     """Return the HTTP server around the bookie, if the settings enable it. Raises `ConfigError`."""
     if config.http_port < 0:
         return None
@@ -105,9 +115,9 @@ def _http(config: BookieConfig, uri: str, recovery: BesideBookie) -> Around | No
     around: Around = site.beside_start(
         configured(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
-        (lambda: recovery.current) if config.auto_recovery else None,
+        None if recovery is None or not config.auto_recovery else lambda: recovery.current,
         remote_api.routes,
-        (lambda: recovery.retention) if config.auto_recovery or config.log_housekeeping else None,
+        None if recovery is None else lambda: recovery.retention,
     )
     return around
 

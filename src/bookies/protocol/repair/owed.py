@@ -7,7 +7,7 @@ and the bookie holds all entries that it must. Then a missing entry was never he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -43,7 +43,8 @@ class OwedTotals(Struct, frozen=True):
 class OwedCounts(Struct):
     """Entries that a bookie owes at present, has found to be owed, and has fetched since its start.
 
-    `found_size`: bytes, estimated. `remaining_s`: forecast; None: not known yet.
+    `found_size`: bytes, estimated. `remaining_s`: forecast; None: not known yet. `describe`: returns what is owed of
+    each ledger as text.
     """
 
     left: OwedTotals = OwedTotals()
@@ -52,6 +53,7 @@ class OwedCounts(Struct):
     fetched_entries: int = 0
     fetched_size: int = 0
     remaining_s: float | None = None
+    describe: Callable[[], Mapping[str, str]] = dict
 
     def found(self, before: Owed | None, now: Owed) -> None:
         """Count what is owed of a ledger beyond what was owed before."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from msgspec import Struct, to_builtins
 
@@ -84,7 +83,7 @@ class BesideBookie:
     """Auto-recovery beside a bookie, whose adds have precedence over copies. `open_driver`: as in `Participant`.
 
     It always fetches the entries that the bookie owes. `repairs`: also repair what other bookies have lost.
-    `keeps_logs`: without `repairs`, do the housekeeping of logs. `owed`: None while no ledger is in limbo.
+    `keeps_logs`: without `repairs`, do the housekeeping of logs.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class BesideBookie:
         self._repairs = repairs
         self._keeps_logs = keeps_logs
         self._pace = AdaptiveRate(config.recovery_rate_size or None)
-        self.owed: OwedEntries | None = None
         self._process: RecoveryProcess | None = None
         self._housekeeper: LogHousekeeper | None = None
 
@@ -123,7 +121,6 @@ class BesideBookie:
         if not self._client_config.location:
             self._client_config = replace(self._client_config, location=server.config.location)
         server.on_add_latency(lambda seconds: self._observe(seconds, runtime.clock.monotonic()))
-        server.extend_control({"owed": partial(self._describe_owed, server)})
         parts = [self._fetch_owed(server, runtime)]
         if self._repairs:
             host = server.config.advertised_host or server.config.host
@@ -141,24 +138,6 @@ class BesideBookie:
         if self.current is not None:
             self.current.pace.observe_request(seconds, now_s)
 
-    async def _describe_owed(self, server: BookieServer) -> object:
-        """Return the status of owed entries for the control endpoint."""
-        counts = server.owed
-        return {
-            "lost_directories": ", ".join(server.store.left_out) or None,
-            "is_settled": not server.store.has_unknown_ledgers,  # it is known which ledgers the bookie had
-            "ledgers_in_limbo": len(server.store.limbo),
-            "entries_owed": counts.left.entries,
-            "owed_bytes": counts.left.size,
-            "open_ledgers": counts.left.open_ledgers,
-            "remaining_s": None if counts.remaining_s is None else round(counts.remaining_s, 1),
-            "entries_found": counts.found_entries,
-            "found_bytes": counts.found_size,
-            "entries_fetched": counts.fetched_entries,
-            "fetched_bytes": counts.fetched_size,
-            "ledger": {} if self.owed is None else self.owed.describe(),
-        }
-
     async def _fetch_owed(self, server: BookieServer, runtime: Runtime) -> None:
         events = Events("recovery", runtime.clock)
 
@@ -169,10 +148,8 @@ class BesideBookie:
             try:
                 await client.open_session()
                 at_once = self._config.recovery_ledgers_at_once
-                self.owed = OwedEntries(server, client.administration(), self._pace, at_once, events)
-                await self.owed.run()
+                await OwedEntries(server, client.administration(), self._pace, at_once, events).run()
             finally:
-                self.owed = None
                 await client.close()
 
         await supervise(Supervised("owed entries"), once, events, runtime.random.uniform)

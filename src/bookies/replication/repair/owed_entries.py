@@ -46,6 +46,7 @@ class OwedEntries:
         self.waits: dict[int, str] = {}
         self._account = Account(pace, self._copied)
         self._counts = server.owed
+        self._counts.describe = self.describe
         self._before = server.owed.fetched_entries, server.owed.fetched_size
         self._began_s: float | None = None
         self._store = server.store
