@@ -33,7 +33,7 @@ def test_apaches_bookies_serve_traced_requests(tmp_path: pathlib.Path, keeps_con
                     assert sorted(await asyncio.gather(*appends)) == list(range(101, 151))
                 async with client.open(ledger.ledger_id) as reader:
                     assert (await reader.read_entry(0)).payload == b"first"
-                    assert [entry.entry_id async for entry in reader.read()] == list(range(151))
+                    assert [entry.id async for entry in reader.read()] == list(range(151))
 
     async def create_cluster(uri: str) -> None:
         driver = connect(uri, aio.runtime())

@@ -52,7 +52,8 @@ SETTINGS = {
     "disk_check_interval_ms": 500,
 }
 RECOVERY = {"BK_LOST_BOOKIE_DELAY_S": "4", "BK_AUDIT_BOOKIES_INTERVAL_S": "4", "BK_RECOVERY_BACKOFF_MS": "1000"}
-DISK_SIZE = 96 << 20
+DISK_SIZE = 192 << 20
+PAUSE_S = 3.0  # of the load, which would fill this disk before its state comes
 MAY_BE_EMPTY = ("spark",)  # dashboards whose processes are not a part of the trial
 
 
@@ -140,7 +141,7 @@ class Trial:
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True).stdout
 
     @contextlib.contextmanager
-    def load(self, ensemble: int = 3, pause_s: float = 0.0) -> Iterator[None]:
+    def load(self, pause_s: float, ensemble: int = 3) -> Iterator[None]:
         """Append to ledgers and read them all the while. Failures are expected while bookies are killed.
 
         `pause_s`: between two ledgers, so that a long trial does not fill the small disk.
@@ -297,7 +298,7 @@ def full_disk(trial: Trial) -> Iterator[None]:
     filler = trial.disk / "filler"
     with filler.open("wb") as file:
         while os.statvfs(trial.disk).f_bavail > 0.06 * os.statvfs(trial.disk).f_blocks:
-            file.write(bytes(1 << 19))
+            file.write(bytes(1 << 20))
             file.flush()
             time.sleep(0.1)
     yield
@@ -330,7 +331,7 @@ def run(trial: Trial, minutes: float, names: list[str]) -> list[str]:
         if unexpected := [name for name in trial.firing() if name not in (*ALWAYS, *MAY_FIRE)]:
             problems.append(f"calm: {', '.join(unexpected)} fired")
         print(f"calm: {', '.join(trial.firing()) or 'no alert'}", flush=True)
-    with trial.load():
+    with trial.load(pause_s=PAUSE_S):
         for name in names:
             state, expected = STATES[name]
             if name in NEED_DISK and not trial.has_disk:

@@ -38,8 +38,7 @@ from bookies.bookie.latency import Latency, is_timed
 from bookies.bookie.live_settings import LiveSettings
 from bookies.bookie.reads import Reads
 from bookies.bookie.registration import Registration
-from bookies.bookie.served import Served
-from bookies.bookie.spans import Spans
+from bookies.bookie.served import Served, Spans
 from bookies.bookie.state import BookieState
 from bookies.bookie.storage_port import Storage
 from bookies.bookie.transport.connection import Connection, RejectedConnection, Surroundings

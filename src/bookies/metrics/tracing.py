@@ -2,7 +2,7 @@
 
 A span covers one call, such as an append, and is a child of the application's present span. If it is sampled, the
 requests of appends and of reads of one entry carry its identity, so that a bookie can make spans below it: see
-`bookie/spans.py`. They go over the v3 connection then, since v2 has no place for it. Source: operations 3.4.
+`bookie/served.py`. They go over the v3 connection then, since v2 has no place for it. Source: operations 3.4.
 """
 
 from __future__ import annotations

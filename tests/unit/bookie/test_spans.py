@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bookies.bookie.spans import MADE_MAX, PAUSE_S
+from bookies.bookie.served import MADE_MAX, PAUSE_S
 from bookies.errors import ConfigError, Status
 from bookies.wire.messages import ReadRequest
 

@@ -126,7 +126,6 @@ class RangeFetch:
         is_parallel: bool = False,
     ) -> None:
         self._context = context
-        self._pool = context.pool
         self._metadata = metadata
         self._last = last
         self._is_single = first == last
@@ -214,7 +213,7 @@ class RangeFetch:
                 positions: Sequence[int]
                 if self._sticky is not None:
                     positions = write_set(self._sticky.position, size, write_quorum)
-                elif is_striped and self._pool.has_batch_reads:
+                elif is_striped and self._context.pool.has_batch_reads:
                     positions = longest_run_first(at, size, write_quorum)
                 else:
                     positions = write_set(at if is_striped else turn + at - first, size, write_quorum)
@@ -233,11 +232,11 @@ class RangeFetch:
             at = end + 1
 
     def _knows_batches(self, bookie: BookieId) -> bool:
-        return self._pool.has_batch_reads and self._pool.batch_support.knows(bookie)
+        return self._context.pool.has_batch_reads and self._context.pool.batch_support.knows(bookie)
 
     def _ranking(self, avoided: BookieId | None) -> Callable[[BookieId], int]:
         """Return the sort key of bookies: healthy first, then those not late, then those that support batch reads."""
-        rank, late, now = self._pool.health.rank, self._late_until, self._loop.time()
+        rank, late, now = self._context.pool.health.rank, self._late_until, self._loop.time()
 
         def ranked(bookie: BookieId) -> int:
             is_late = late.get(bookie, 0.0) > now or bookie == avoided
@@ -251,14 +250,14 @@ class RangeFetch:
         count = part.last - part.first + 1
         if held := run_size(position, part.first, len(part.ensemble), self._metadata.write_quorum):
             count = min(count, held)
-        trace = self._pool.trace() if self._is_single else ""
+        trace = self._context.pool.trace() if self._is_single else ""
         is_batch = part.is_batch and self._knows_batches(bookie) and not trace  # A batch read has no place for it.
         part.asked_at = self._loop.time()
         self._context.counts.requests += 1
         if is_batch:
-            answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._window.batch_size)
+            answer = self._context.pool.start_read_batch(bookie, ledger_id, part.first, count, self._window.batch_size)
         else:
-            answer = self._pool.start_read_entry(bookie, ledger_id, part.first, trace=trace)
+            answer = self._context.pool.start_read_entry(bookie, ledger_id, part.first, trace=trace)
         part.asked[position] = answer, is_batch
 
     async def _answered(self, ask: _Ask) -> None:
@@ -299,7 +298,7 @@ class RangeFetch:
         return max(GRACE_S, min(delays.values()))
 
     def _delay_s(self, bookie: BookieId, is_batch: bool) -> float:
-        return self._pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ)
+        return self._context.pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ)
 
     def _progress(self, head: _Ask) -> int:
         """Count the responses that have come from the bookies that `head` still waits for."""
@@ -384,17 +383,17 @@ class RangeFetch:
 
     def _records(self, bookie: BookieId, entry_id: int, outcome: Outcome, is_batch: bool) -> tuple[bytes, int]:
         """Return a response's unverified data and where its records begin. Raises the error that the bookie reports."""
-        ledger_id, support = self._metadata.ledger_id, self._pool.batch_support
+        ledger_id, support = self._metadata.ledger_id, self._context.pool.batch_support
         if isinstance(outcome, BookieUnreachable):
             if is_batch and outcome.was_connected:
                 support.dropped(bookie)
             raise outcome.with_traceback(None)
         if is_batch:
             support.answered_batch(bookie)
-            batch = self._pool.check(bookie, outcome, BatchReadResponse, ledger_id, entry_id)
+            batch = self._context.pool.check(bookie, outcome, BatchReadResponse, ledger_id, entry_id)
             return bytes(batch.records), batch.start
         support.answered_single(bookie)
-        response = self._pool.check(bookie, outcome, ReadResponse, ledger_id, entry_id)
+        response = self._context.pool.check(bookie, outcome, ReadResponse, ledger_id, entry_id)
         if response.max_lac is not None:
             self._context.learn(response.max_lac)
         body = bytes(response.body or b"")

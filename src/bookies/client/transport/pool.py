@@ -136,7 +136,10 @@ class BookiePool:
 
     `health`: which bookies to prefer, by what was observed of each. `batch_support`: which of them support batch reads.
     `copy_admission`: admission of copies of ledgers. `connection_count`: connections established so far.
+    `present_trace`: returns the identity of the caller's span, see `Client.traced_by`.
     """
+
+    present_trace: PresentTrace | None = None
 
     def __init__(
         self,
@@ -148,7 +151,6 @@ class BookiePool:
     ) -> None:
         self.counts = ClientCounts()
         self.latency: ClientLatency | None = None  # set before the first request, if the client keeps slow ones
-        self.present_trace: PresentTrace | None = None  # set if the client is traced
         self._random = runtime.random
         self._config = config
         self._on_suspect = on_suspect

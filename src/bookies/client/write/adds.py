@@ -443,7 +443,7 @@ class AddChannel:
             self.loop.call_soon(replica.on_failed, bookie, entry_ids, error)
 
     def _send_traced(self, replica: AddReplica, entry_ids: Sequence[int], frames: bytes) -> tuple[Sequence[int], bytes]:
-        """Send the entries that have a trace, each by itself; return the others, with their frames.
+        """Send the entries that have a trace, one at a time; return the others, with their frames.
 
         In v3 an add costs more, at both ends. So these are few, and the others of a batch go as always.
         """
