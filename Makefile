@@ -80,7 +80,7 @@ slow-causes: $(VENV)/.dev
 http-attack: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/http_attack.py $(ARGS)
 
-# Wapiti as nobody, as a viewer and as an administrator, each MINUTES at most; its reports in build/web-scan.
+# Wapiti as nobody, as a viewer and as an administrator, each module MINUTES at most; its reports in build/web-scan.
 web-scan: $(VENV)/.dev $(VENV)/.scanner
 	@$(BIN)/python tests/chaos/web_scan.py --scanner $(VENV)/scanner/bin/wapiti --minutes $(MINUTES) --reports build/web-scan $(ARGS)
 

@@ -152,6 +152,7 @@ ABOUT_SEVERAL_MODULES = {
     "bookie/test_hostile_client.py",
     "bookie/test_many_ledgers.py",
     "bookie/test_paused.py",
+    "bookie/test_spans.py",
     "bookie/test_slow_peers.py",
     "client/log/test_compacting.py",
     "client/test_last_add_confirmed.py",

@@ -12,6 +12,7 @@ import argparse
 import collections
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from bookies.admin.cluster.monitoring import http_address
 from bookies.web.users import hash_of
 
 SEVERITIES = ("info", "low", "medium", "high", "critical")
+CUT = re.compile(r"Max attack time was reached for module (\w+)")
 LOW = SEVERITIES.index("low")
 REACHED_MIN = 50  # pages and operations that answer a user
 VALUES = {"bookie": "-", "log": "orders", "prefix": "o", "entry": 0, "file": "console.js", "set": "scrub_rate_size=8m"}
@@ -132,21 +134,23 @@ def scan(target: Target, role: str, scanner: pathlib.Path, seconds: int) -> list
     command = [str(scanner), "--url", f"{target.url}/", "--scope", "domain", "--swagger", str(specification)]
     command += ["--module", ",".join(MODULES), "--level", "2", "--flush-session", "--no-bugreport", "--color"]
     command += ["--format", "json", "--output", str(report), "--timeout", "10"]
-    command += ["--max-scan-time", str(seconds), "--max-attack-time", str(max(20, seconds // 8))]
+    command += ["--max-scan-time", str(seconds), "--max-attack-time", str(seconds), "--verbose", "1"]
     command += ["--store-session", str(target.folder / f"session-{role}"), "--tasks", "4", "--detailed-report", "1"]
     for page in target.pages():
         command += ["--start", page]
     if role != "nobody":
         command += ["--header", f"Authorization: Bearer bk_{role}"]
     with (target.folder / f"{role}.log").open("wb") as log:
-        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=5 * seconds + 300, check=False)
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=len(MODULES) * seconds + 300, check=False)
     if not report.exists():
         raise RuntimeError(f"no report of the scan as {role}: {(target.folder / f'{role}.log').read_text()[-2000:]}")
     found = json.loads(report.read_text())
     statuses = [page["request"]["status_code"] for page in found["infos"]["crawled_pages"]]
     answered = sum(status < 400 for status in statuses)
     findings = findings_of(found, role)
-    print(f"{role}: {len(statuses)} calls, {answered} of them allowed; {len(findings)} findings", flush=True)
+    cut = CUT.findall((target.folder / f"{role}.log").read_text(errors="replace"))
+    print(f"{role}: {len(statuses)} calls, {answered} of them allowed; {len(findings)} findings; "
+          f"modules cut short: {', '.join(cut) or 'none'}", flush=True)  # fmt: skip
     if role != "nobody" and answered < REACHED_MIN:
         raise RuntimeError(f"the scan as {role} reached only {answered} pages and operations")
     return findings
@@ -177,7 +181,8 @@ def table_of(findings: list[Finding]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scanner", type=pathlib.Path, required=True, help="the program wapiti")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of each of the three scans, at most")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each module of each scan, at most")
+    parser.add_argument("--roles", default=",".join(ROLES), help="as whom to scan (default: %(default)s)")
     parser.add_argument("--reports", type=pathlib.Path, help="directory for the scanner's reports and logs")
     arguments = parser.parse_args()
     findings: list[Finding] = []
@@ -186,7 +191,7 @@ def main() -> int:
         target = Target(pathlib.Path(name))
         try:
             target.start()
-            for role in ROLES:
+            for role in arguments.roles.split(","):
                 found = scan(target, role, arguments.scanner, int(60 * arguments.minutes))
                 findings += found
                 problems += target.state()

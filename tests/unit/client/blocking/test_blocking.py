@@ -46,6 +46,7 @@ PLUMBING = {
     "last_pushed",
     "numbered",
     "open_session",
+    "traced_by",
     "transactions",
     "announce",
     "is_busy",
