@@ -2,7 +2,7 @@
 
 import { API, get, getOwn, session } from "./api.js";
 import { button } from "./actions.js";
-import { duration, h, moment, prose, state, table } from "./dom.js";
+import { duration, facts, h, moment, prose, state, table } from "./dom.js";
 import { plots } from "./plots.js";
 
 export const plotsPage = {
@@ -68,10 +68,10 @@ export const changes = {
   load: (ctx, signal) => (MAY_SEE.includes(session.user.role) ? get(`${API}/changes`, {}, { signal }) : null),
   view: (ctx, rows) => (rows === null ? h("p", {}, "Operators and administrators see who has changed what.") : h("div", {},
     table([
-      ["When", (row) => moment(row.at_ms)], ["Who", (row) => `${row.who}, ${row.role}`], ["From", (row) => row.peer],
-      ["What", (row) => [h("code", {}, row.call), row.body === "-" ? "" : h("p", { class: "help" }, h("code", {}, row.body))]],
+      ["When", (row) => moment(row.at_ms)], ["Who", (row) => `${row.who}, ${row.role}`],
+      ["What", (row) => [h("code", {}, row.call), h("details", { "data-key": row.at_ms }, h("summary", {}, "Details"), facts([["From", row.peer], ["Arguments", row.arguments],
+        ["Body", row.body], ["Before", row.before], ["After", row.after]]))]],
       ["Result", (row) => (row.cause === undefined ? state("done", "ok") : [state("refused or failed", "bad"), h("p", { class: "help" }, prose(row.cause))])],
-      ["Before", (row) => h("code", {}, row.before ?? "")], ["After", (row) => h("code", {}, row.after ?? "")],
     ], rows, { caption: "Latest changes", empty: "This server has been asked for no change since its process started." }),
     h("p", { class: "aside" }, prose("The last 100 that were asked of this server, until its process ends. All are lines of the log, on the logger `bookies.audit`; other servers have their own.")))),
 };
