@@ -15,7 +15,7 @@ import asyncio
 from bookies.bookie.former_ledgers import former_in
 from bookies.errors import MetadataCorrupt, MetadataError, StorageError
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.interface.driver import READ_AT_ONCE
+from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.model import BookieId, LedgerState
 from bookies.runtime.events import Events
 from bookies.storage.store import LedgerStore
@@ -52,15 +52,14 @@ async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
         for at in range(0, len(listed), READ_AT_ONCE):
             ledger_ids = listed[at : at + READ_AT_ONCE]
             # A server that lags behind may not know yet that a record names the bookie.
-            for ledger_id, found in zip(ledger_ids, await driver.current_ledgers(ledger_ids), strict=True):
-                # A record that cannot be read may name the bookie, and must not keep all others uncertain.
-                if isinstance(found, MetadataCorrupt) or (
-                    found is not None
-                    and (
-                        found.metadata.names(bookie_id)
-                        or found.metadata.state is LedgerState.IN_RECOVERY
-                        or ledger_id in copied
-                    )
-                ):
+            for ledger_id, record in zip(ledger_ids, await driver.current_ledgers(ledger_ids), strict=True):
+                if record is not None and (ledger_id in copied or _may_name(record, bookie_id)):
                     candidates.append(ledger_id)
     return candidates
+
+
+def _may_name(record: Versioned | MetadataCorrupt, bookie_id: BookieId) -> bool:
+    """Report whether the record names the bookie, or may soon. One that cannot be read may; it holds up no other."""
+    if isinstance(record, MetadataCorrupt):
+        return True
+    return record.metadata.names(bookie_id) or record.metadata.state is LedgerState.IN_RECOVERY

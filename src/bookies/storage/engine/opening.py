@@ -291,7 +291,7 @@ def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequenc
     logs as found. Raises: DiskFull, OSError.
     """
     disk, catalog, page_size = parts.runtime.disk, parts.index.catalog, parts.config.index_page_size
-    found, greatest_id = catalog.logs, catalog.logs.greatest_id
+    greatest_id = catalog.logs.greatest_id
     files = IndexFiles(disk, page_size, 1, "r")
     try:
         for ledger_id, path in paths.items() if lost else ():
@@ -300,10 +300,10 @@ def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequenc
                     greatest_id = max([greatest_id, *logs_named(data[: len(data) - len(data) % SLOT_SIZE])])
     finally:
         files.close()
-    if greatest_id > found.greatest_id:
+    if greatest_id > catalog.logs.greatest_id:
         ends = [posixpath.join(directory, "lastId") for directory in parts.directories.ledgers]
         replace_copies(disk, ends, pack_last_id(greatest_id))
-    return replace(found, greatest_id=greatest_id)
+    return replace(catalog.logs, greatest_id=greatest_id)
 
 
 def _log_report(report: ReplayReport, events: Events) -> None:
