@@ -160,3 +160,36 @@ def test_a_bookie_serves_while_a_lost_directory_has_no_new_disk(bookie: Callable
 
     assert made.live(serve)
     assert made.live(check)
+
+
+@pytest.mark.parametrize("kept", [[], ["/ledgers0"]])
+def test_slots_of_lost_logs_are_told_from_those_of_later_ones(machine: Any, kept: Sequence[str]) -> None:
+    """The index has a disk of its own. No directory that is left tells which logs there were: all are lost, or the
+    disk of the other was full when ids were given."""
+    made = machine("own index", ledgers=2, index_directories=("/index",), entry_log_size_max=1 << 13)
+    assert made.live(write)
+    paths = [path for path in made.config.ledger_directories if path not in kept]
+    for path in paths:
+        made.disk.lose_directory(path, is_empty=True)
+    for path in kept:
+        made.disk.put(f"{path}/current/lastId", b"0\n")
+        for name in made.disk.list(f"{path}/current"):
+            if name.endswith(".log"):
+                made.disk.unlink(f"{path}/current/{name}")
+    losses = tuple(lost_directories.Loss(path, "mark", is_replaced=True) for path in paths)
+    uses = lost_directories.Uses(losses, False, (), tuple(paths))
+    lost_directories.write(made.disk, b"cookie", ["/journal0", "/index", *kept], uses)
+
+    async def compare(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(700, 720):  # into logs that come after the lost ones
+            await promises.add(store, ledger_id, {entry: entry_body(ledger_id, entry, size=400) for entry in range(9)})
+        await store.checkpoint()
+        await check(store, promises)
+        assert not any([await store.held_entries(ledger_id) for ledger_id in range(12)])
+
+    def still(store: LedgerStore, promises: Any) -> Any:
+        return check(store, promises)
+
+    assert made.live(lambda store, promises: store.settle_unknown_ledgers([]))
+    assert made.live(compare)
+    assert made.live(still)

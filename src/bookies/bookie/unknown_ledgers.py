@@ -1,8 +1,9 @@
 """Unknown ledgers after the loss of a part of a journal: the metadata tells which ledgers this bookie may have had.
 
 Until then the bookie reports no ledger as missing, and refuses ordinary adds to ledgers it does not know: one of them
-may have been fenced here. Afterwards only ledgers that name the bookie in an ensemble, and that it does not know,
-stay uncertain. The others may have been fenced here and have moved since, so all become former ledgers (F-44).
+may have been fenced here. Afterwards only ledgers that name the bookie in an ensemble, or may soon, and that it does
+not know, stay uncertain. The others may have been fenced here and have moved since, so all become former ledgers
+(F-44).
 
 Source: storage 10.2.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 import asyncio
 
 from bookies.bookie.former_ledgers import former_in
-from bookies.errors import LedgerNotFound, MetadataCorrupt, MetadataError, StorageError
+from bookies.errors import MetadataCorrupt, MetadataError, StorageError
 from bookies.metadata.interface import MetadataDriver
-from bookies.model import BookieId
+from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
+from bookies.model import BookieId, LedgerState
 from bookies.runtime.events import Events
 from bookies.storage.store import LedgerStore
 
@@ -39,17 +41,25 @@ async def settle_unknown_ledgers(
 
 
 async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
-    """Return the ledgers that have, or may have, the bookie in an ensemble. Raises: MetadataError."""
+    """Return the ledgers that may have entries of the bookie's by their records. Raises: MetadataError.
+
+    A recovery and a repair write entries to bookies that they name only at their end: in a record that is in recovery,
+    or whose lock they hold. The locks are read first: a repair that has ended since has changed the record.
+    """
+    copied = frozenset(await driver.recovery.locked_ids())
     candidates = []
-    async for ledger_ids in driver.ledger_ids():
-        for ledger_id in ledger_ids:
-            try:
-                metadata = (await driver.read_ledger(ledger_id)).metadata
-            except LedgerNotFound:
-                continue
-            except MetadataCorrupt:
-                candidates.append(ledger_id)  # It may name the bookie, and must not keep all others uncertain.
-                continue
-            if metadata.names(bookie_id):
-                candidates.append(ledger_id)
+    async for listed in driver.ledger_ids():
+        for at in range(0, len(listed), READ_AT_ONCE):
+            ledger_ids = listed[at : at + READ_AT_ONCE]
+            # A server that lags behind may not know yet that a record names the bookie.
+            for ledger_id, record in zip(ledger_ids, await driver.current_ledgers(ledger_ids), strict=True):
+                if record is not None and (ledger_id in copied or _may_name(record, bookie_id)):
+                    candidates.append(ledger_id)
     return candidates
+
+
+def _may_name(record: Versioned | MetadataCorrupt, bookie_id: BookieId) -> bool:
+    """Report whether the record names the bookie, or may soon. One that cannot be read may; it holds up no other."""
+    if isinstance(record, MetadataCorrupt):
+        return True
+    return record.metadata.names(bookie_id) or record.metadata.state is LedgerState.IN_RECOVERY

@@ -8,7 +8,7 @@ from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.shared.nodes import Key, Put, Table
-from bookies.model import BookieId, LedgerMetadata
+from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.runtime import aio
 from bookies.runtime.events import Events
 
@@ -51,3 +51,23 @@ def test_a_record_that_cannot_be_read_may_name_the_bookie() -> None:
     aio.run(main())
     assert store.settled == [1, 3]
     assert store.former == [(0, 0), (1, 4)]
+
+
+def test_a_recovery_or_a_repair_may_have_written_to_a_bookie_that_no_record_names_yet() -> None:
+    store = FakeStore()
+
+    async def main() -> None:
+        runtime, memory = aio.runtime(), MemoryStore("x")
+        driver = MemoryDriver(memory, runtime)
+        await driver.open()
+        await driver.initialize_cluster()
+        for ledger_id, state in ((1, LedgerState.OPEN), (2, LedgerState.IN_RECOVERY), (3, LedgerState.OPEN)):
+            await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (B2,)),), state=state))
+        lock = await driver.recovery.lock(3, "a worker", needs_mark=False)
+        assert lock is not None
+        await settle_unknown_ledgers(cast(Any, store), driver, B1, Events("test", runtime.clock))
+        await driver.recovery.unlock(lock)
+        await driver.close()
+
+    aio.run(main())
+    assert store.settled == [2, 3]

@@ -7,7 +7,8 @@ closed and the bookie holds all entries that it must.
 
 The limbo of a ledger is stored with its index, and a fetched entry is stored like any other. So an interruption at any
 moment costs no more than the copies in progress. What cannot be fetched stays owed, with the reason: a source is away,
-another process has the ledger's lock, or a writer may still add to it. It is tried again later.
+another process has the ledger's lock, or a writer may still add to it. It is tried again later. A lock also keeps its
+ledger in limbo: a repair may have written entries here, and names this bookie in the record only at its end.
 
 Source: storage 10.2; pains 20.
 """
@@ -31,6 +32,7 @@ SETTLE_S = 0.1  # between two looks whether the bookie knows yet which ledgers i
 AGAIN_S, AGAIN_S_MAX = 1.0, 30.0  # before the next attempt at ledgers that are still in limbo
 LISTED_MAX, RUNS_MAX = 1_000, 20  # ledgers in a description, runs of each
 DELETED, OPEN = "it is deleted; garbage collection removes it", "its writer has not closed it"
+LOCKED = "another process repairs it, perhaps with this bookie"
 
 
 class OwedEntries:
@@ -53,6 +55,7 @@ class OwedEntries:
         self._bookie = BookieId(server.bookie_id)
         self._tools = tools
         self._at_once = at_once
+        self._locked: frozenset[int] = frozenset()
         self._events = events
 
     async def run(self) -> None:
@@ -96,6 +99,8 @@ class OwedEntries:
         """Determine what is owed of every ledger in limbo, and fetch it."""
         self.owed = {ledger_id: item for ledger_id, item in self.owed.items() if ledger_id in self._store.limbo}
         self.waits.clear()
+        # Before the records: a repair that has ended since has changed the record.
+        self._locked = frozenset(await self._tools.access.driver.recovery.locked_ids())
         await self._each(self._determine, list(self._store.limbo))
         await self._settle()
         self._began_s, self._passed_size = asyncio.get_running_loop().time(), self._account.totals.size
@@ -109,7 +114,9 @@ class OwedEntries:
 
     async def _settle(self) -> None:
         """Let the ledgers of which nothing is owed leave limbo."""
-        settled = [ledger_id for ledger_id, item in self.owed.items() if item.is_settled]
+        settled = [
+            ledger_id for ledger_id, item in self.owed.items() if item.is_settled and ledger_id not in self._locked
+        ]
         await self._store.end_limbo(settled)
         for ledger_id in settled:
             del self.owed[ledger_id]
@@ -134,7 +141,12 @@ class OwedEntries:
 
     async def _determine(self, ledger_id: int) -> None:
         """Compare the ledger's record with the bookie's own index."""
-        record = await self._tools.record(ledger_id)
+        # A server that lags behind may not know yet that the record names the bookie.
+        [record] = await self._tools.access.driver.current_ledgers([ledger_id])
+        if record is None:
+            raise LedgerNotFound("it is deleted", ledger_id=ledger_id)
+        if isinstance(record, MetadataCorrupt):
+            raise record
         fragments = await self._tools.fragments_of(record)
         held = await self._store.held_entries(ledger_id)
         item = owed_of(record.metadata, fragments, self._bookie, held)
@@ -142,6 +154,8 @@ class OwedEntries:
         self.owed[ledger_id] = item
         if not item.is_closed:
             self.waits[ledger_id] = OPEN
+        elif item.is_settled and ledger_id in self._locked:
+            self.waits[ledger_id] = LOCKED
 
     async def _fetch(self, ledger_id: int) -> None:
         """Copy the missing entries to this bookie under the ledger's lock, and look again."""

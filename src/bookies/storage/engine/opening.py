@@ -14,25 +14,30 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from bookies.errors import DiskFull, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk
 from bookies.storage.checkpoint.failover import Note, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
+from bookies.storage.disks.durable_files import replace_copies
 from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.torn_logs import complete_outputs, empty_logs, is_behind, torn_logs
 from bookies.storage.entry_log.entry_log import greatest_log_id
-from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX
+from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, pack_last_id
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.identity.index_kind import refuse_unconverted
 from bookies.storage.identity.lost_directories import currents_of, note_applied, unapplied
 from bookies.storage.index.catalog import LogsFound
-from bookies.storage.index.catalog_format import pack
-from bookies.storage.index.index_files import find_index_files
+from bookies.storage.index.catalog_format import checker, pack
+from bookies.storage.index.index_files import IndexFiles, find_index_files
+from bookies.storage.index.index_format import SLOT_SIZE
+from bookies.storage.index.slot_scans import logs_named
 from bookies.storage.journal import LogMark, journal_format
 from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
@@ -71,8 +76,8 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
     parts.index.adopt_files(paths, catalog, parts.removals.is_deleted)
-    unsettled = parts.index.catalog.unsettled()
-    parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
+    parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, parts.index.catalog.unsettled()))
+    parts.index.catalog.logs = await worker.run(_skip_lost_logs, parts, paths, lost)
     found_marks = await worker.run(checkpointer.mark_files.read)
     marks = await worker.run(_marks_of, parts, found_marks, lost)
     is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
@@ -277,6 +282,28 @@ def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], LogsF
             )
     logs = frozenset((*find_logs(disk, directories.ledgers), *complete_outputs(disk, directories.ledgers)))
     return lost, LogsFound(logs, greatest_log_id(disk, directories.ledgers))
+
+
+def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequence[str]) -> LogsFound:
+    """After a loss, let `lastId` reach every log that an index slot names: no later log gets the id of a lost one.
+
+    The directories that are left may not tell: all may be lost, or a full disk has refused its `lastId`. Return the
+    logs as found. Raises: DiskFull, OSError.
+    """
+    disk, catalog, page_size = parts.runtime.disk, parts.index.catalog, parts.config.index_page_size
+    greatest_id = catalog.logs.greatest_id
+    files = IndexFiles(disk, page_size, 1, "r")
+    try:
+        for ledger_id, path in paths.items() if lost else ():
+            for _, data, is_right in files.slots(path, checker(catalog.ledgers.get(ledger_id), page_size)):
+                if is_right:
+                    greatest_id = max([greatest_id, *logs_named(data[: len(data) - len(data) % SLOT_SIZE])])
+    finally:
+        files.close()
+    if greatest_id > catalog.logs.greatest_id:
+        ends = [posixpath.join(directory, "lastId") for directory in parts.directories.ledgers]
+        replace_copies(disk, ends, pack_last_id(greatest_id))
+    return replace(catalog.logs, greatest_id=greatest_id)
 
 
 def _log_report(report: ReplayReport, events: Events) -> None:
