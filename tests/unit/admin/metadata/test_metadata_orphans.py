@@ -69,9 +69,7 @@ def test_orphans_are_deleted_after_their_mark(store: pathlib.Path, capsys: pytes
     assert [line["what"] for line in lines] == [f"ledger {ledger_id}" for ledger_id in (3, 4, 5, 6, 7)]
 
 
-def test_a_log_that_cannot_be_read_keeps_every_ledger(
-    store: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_cannot_be_read_keeps_every_ledger(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     on(store, forget_bookies)
     on(store, lambda driver: driver.create_record("logs/broken", b"{"))
     orphans(capsys, "--mark")
