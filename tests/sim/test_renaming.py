@@ -6,6 +6,7 @@ import asyncio
 
 from tests.sim.recovery_world import World, run
 
+from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.pacing import RateLimit
 from bookies.replication.operator import Operator
@@ -74,6 +75,35 @@ def test_a_bookie_without_the_entries_is_not_named() -> None:
         assert "has b2 in another position" in result.kept[ledger_id]
         result = await rename(world, RenamingRules(is_verified=False))
         assert (result.changed, result.kept) == (1, {})
+        await world.act(world.user.driver.unregister(NEW))
+
+    run(scenario)
+
+
+def test_a_record_that_changed_after_the_bookie_was_asked_keeps_the_id() -> None:
+    """Its fragments are others than those that the bookie was asked for."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(bookies=["b1", "b2", "b3"])
+        turned = ((0, tuple(reversed(world.record(ledger_id).last_ensemble))),)
+
+        class Overtaken(Renaming):
+            async def _lacking(self, ledger: Versioned) -> str:
+                why = await super()._lacking(ledger)
+                await world.admin.change_record(
+                    ledger_id,
+                    lambda record: record.replace(ensembles=turned) if record.ensembles != turned else None,
+                )
+                return why
+
+        await world.act(named_as(world, "b1"))
+        user = world.user
+        operator = Operator(user.runtime, user.client, user.driver, user.name)
+        result = await world.act(Overtaken(operator, BookieId("b1"), NEW, RenamingRules()).run())
+        assert (result.changed, result.kept) == (0, {ledger_id: "its record changed meanwhile; repeat the command"})
+        assert world.record(ledger_id).ensembles == turned
+        assert (await rename(world, RenamingRules())).changed == 1
+        assert not world.record(ledger_id).names("b1")
         await world.act(world.user.driver.unregister(NEW))
 
     run(scenario)

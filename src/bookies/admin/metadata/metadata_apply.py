@@ -87,6 +87,7 @@ async def dump_ledgers(driver: MetadataDriver, ledger_ids: Iterable[int], *, pas
 
 def _chosen(arguments: argparse.Namespace) -> tuple[str | None, list[dict[str, Any]]]:
     """Return (the dump's instance id, the lines of the chosen ledgers). Raises `UsageError`, `InvalidArgument`."""
+    from bookies.errors import InvalidArgument
     from bookies.metadata.dump_format import parse_line
 
     path = None if arguments.file == "-" else arguments.file
@@ -96,8 +97,13 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str | None, list[dict[str, A
         except UnicodeDecodeError as error:
             raise UsageError(f"{arguments.file} is not a dump: it is not text ({error})") from error
     instance_id = next((line.get("instance_id") for line in lines if line["kind"] == "cluster"), None)
-    ledgers = {line.get("ledger"): line for line in lines if line["kind"] == "ledger"}
-    wanted = arguments.ledgers or list(ledgers)
+    ledgers = {}
+    for line in lines:
+        if line["kind"] == "ledger":
+            if type(ledger_id := line.get("ledger")) is not int:
+                raise InvalidArgument(f"{ledger_id!r} is not a ledger id")
+            ledgers[ledger_id] = line
+    wanted = list(dict.fromkeys(arguments.ledgers or ledgers))
     missing = [ledger_id for ledger_id in wanted if ledger_id not in ledgers]
     if missing or not wanted:
         names = f"ledger {missing[0]}" if missing else "any ledger"
@@ -107,13 +113,11 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str | None, list[dict[str, A
 
 async def _plan(driver: MetadataDriver, line: Mapping[str, Any]) -> Plan:
     """Compare a line with the stored record. Raises `InvalidArgument` for a line that is no record."""
-    from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt
+    from bookies.errors import LedgerNotFound, MetadataCorrupt
     from bookies.metadata.dump_format import pack_bytes, parse_item
     from bookies.protocol.ledger.operator_change import dangers, field_changes, refusal
 
     ledger_id = line["ledger"]
-    if not isinstance(ledger_id, int):
-        raise InvalidArgument(f"{ledger_id!r} is not a ledger id")
     try:
         stored = await driver.read_ledger(ledger_id)
     except LedgerNotFound:
@@ -171,7 +175,9 @@ def _uri(arguments: argparse.Namespace) -> str:
 async def _plans(driver: MetadataDriver, arguments: argparse.Namespace) -> list[Plan]:
     instance_id, lines = _chosen(arguments)
     own = await driver.instance_id()
-    if instance_id not in (None, own):
+    if instance_id is None:
+        raise UsageError(f"{arguments.file} does not name its cluster: keep the first line of the dump")
+    if instance_id != own:
         raise UsageError(f"{arguments.file} is a dump of cluster {instance_id}, and {driver.uri} is {own}")
     return [await _plan(driver, line) for line in lines]
 
@@ -212,7 +218,7 @@ async def _apply(driver: MetadataDriver, arguments: argparse.Namespace) -> Repor
     changed = []
     for plan in plans:
         if plan.state != "same":
-            await _write(driver, plan, arguments.reason)
+            await write_plan(driver, plan, arguments.reason)
             changed.append(plan.ledger_id)
     return _report(
         plans,
@@ -222,7 +228,7 @@ async def _apply(driver: MetadataDriver, arguments: argparse.Namespace) -> Repor
     )
 
 
-async def _write(driver: MetadataDriver, plan: Plan, reason: str) -> None:
+async def write_plan(driver: MetadataDriver, plan: Plan, reason: str) -> None:
     """Note the change, then make it. Raises `LedgerLocked`, `VersionConflict`, `LedgerExists`, `MetadataError`."""
     from bookies.client.base.ledger_lock import ledger_locked
     from bookies.metadata.shared.change_log import note_change
@@ -237,10 +243,22 @@ async def _write(driver: MetadataDriver, plan: Plan, reason: str) -> None:
         if plan.state == "changed":
             await driver.write_ledger(plan.after, plan.version, lock)
             return
-        if plan.state == "unreadable":  # It has no version that could be compared.
-            await driver.delete_ledger(plan.ledger_id)
+        if plan.state == "unreadable":
+            await _delete_unreadable(driver, plan.ledger_id)
         await driver.unspend_id(plan.ledger_id)
         await driver.create_ledger(carried(plan.after))
+
+
+async def _delete_unreadable(driver: MetadataDriver, ledger_id: int) -> None:
+    """Delete a record that has no version that could be compared. Raises `VersionConflict`: it can be read."""
+    from bookies.errors import LedgerNotFound, MetadataCorrupt, VersionConflict
+
+    try:
+        await driver.read_ledger(ledger_id)
+    except (MetadataCorrupt, LedgerNotFound):
+        await driver.delete_ledger(ledger_id)
+        return
+    raise VersionConflict("another client has replaced the unreadable record; compare it again", ledger_id=ledger_id)
 
 
 async def changes(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:

@@ -7,7 +7,6 @@ disk. The record `REMOVAL` marks an interrupted removal, which the same command 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, TextIO
@@ -31,8 +30,7 @@ async def nuke(arguments: argparse.Namespace) -> Report:
 
 
 async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
-    from bookies.errors import MetadataError, RecordExists
-    from bookies.metadata.transfer import counted_names
+    from bookies.errors import MetadataError
 
     stored = await driver.instance_id()
     removal = await _removal(driver) if stored is None else {}
@@ -44,14 +42,7 @@ async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
             f"{driver.uri} is cluster {stored}, not {arguments.instance_id}: name the instance id of the cluster that "
             "is to be removed. Nothing was changed"
         )
-    registered = list(await driver.modes())
-    if registered:
-        raise MetadataError(
-            f"{counted_names(registered, 'bookie')} registered: stop all clients, then all bookies, and wait until "
-            "their registrations end. Nothing was changed"
-        )
-    if auditor := await driver.recovery.auditor():
-        raise MetadataError(f"auto-recovery runs, with auditor {auditor}: stop it. Nothing was changed")
+    await _check_stopped(driver)
     counts = {} if is_resumed else await _counts(driver, arguments)
     facts = {"metadata": driver.uri, "instance_id": arguments.instance_id, **counts, "dry_run": arguments.dry_run}
     contents = ", ".join(f"{count:,} {noun}" for noun, count in counts.items()) or "the rest of it"
@@ -62,8 +53,8 @@ async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
     dump = str(removal["dump"]) if is_resumed else _absolute(arguments.dump)
     if not is_resumed:
         await _dump(driver, dump)
-        with contextlib.suppress(RecordExists):
-            await driver.create_record(REMOVAL, json.dumps({"instance_id": stored, "dump": dump}).encode())
+        await _check_stopped(driver)  # A bookie that started meanwhile may have entries of ledgers the dump lacks.
+        await _note_removal(driver, json.dumps({"instance_id": stored, "dump": dump}).encode())
     await driver.remove_cluster(arguments.instance_id)
     text = [
         f"removed {subject}",
@@ -71,6 +62,31 @@ async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
         "next: bk bookie format empties the directories of its bookies; bk metadata init creates a new cluster here",
     ]
     return Report(facts | {"dump": dump}, text)
+
+
+async def _check_stopped(driver: MetadataDriver) -> None:
+    """Raise `MetadataError` while a bookie is registered, or auto-recovery runs."""
+    from bookies.errors import MetadataError
+    from bookies.metadata.transfer import counted_names
+
+    registered = list(await driver.modes())
+    if registered:
+        raise MetadataError(
+            f"{counted_names(registered, 'bookie')} registered: stop all clients, then all bookies, and wait until "
+            "their registrations end. Nothing was changed"
+        )
+    if auditor := await driver.recovery.auditor():
+        raise MetadataError(f"auto-recovery runs, with auditor {auditor}: stop it. Nothing was changed")
+
+
+async def _note_removal(driver: MetadataDriver, data: bytes) -> None:
+    """Store which dump belongs to this removal. An earlier removal that did not begin may have left a record."""
+    from bookies.errors import RecordExists
+
+    try:
+        await driver.create_record(REMOVAL, data)
+    except RecordExists:
+        await driver.write_record(REMOVAL, data, (await driver.read_record(REMOVAL))[1])
 
 
 async def _counts(driver: MetadataDriver, arguments: argparse.Namespace) -> dict[str, int]:

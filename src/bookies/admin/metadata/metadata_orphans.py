@@ -38,17 +38,16 @@ async def orphans(session: Session, arguments: argparse.Namespace) -> Report:
     )
     result = await search.find(lambda news: progress.update(news.coverage.ledgers, f"{len(news.records):,} orphans"))
     progress.clear()
-    lists = await lists_of_logs(session.driver, CheckResult())
-    logs = {ledger_id: log for log, ledger_ids in lists.items() for ledger_id in ledger_ids}
+    kept = await _kept(session, result)
     if arguments.mark and not arguments.dry_run:
         marks = await search.mark(result)
     else:
         marks = await search.marks()
-    due = [ledger_id for ledger_id in search.due(result, marks, wait_ms) if ledger_id not in logs]
+    due = [ledger_id for ledger_id in search.due(result, marks, wait_ms) if ledger_id not in kept]
     deleted = []
     if arguments.delete and not arguments.dry_run:
         deleted = await _delete(session, search, result, due, arguments.reason)
-    rows = [_row(ledger_id, result, marks, logs, due, deleted) for ledger_id in sorted(result.records)]
+    rows = [_row(ledger_id, result, marks, kept, due, deleted) for ledger_id in sorted(result.records)]
     facts = {
         "records": result.coverage.ledgers,
         "orphans": rows,
@@ -57,6 +56,17 @@ async def orphans(session: Session, arguments: argparse.Namespace) -> Report:
     }
     status = int(bool(result.unknown) or len(deleted) < len(result.records))
     return Report(facts, _lines(result, rows, arguments), status)
+
+
+async def _kept(session: Session, result: Orphans) -> dict[int, str]:
+    """Return why logs keep ledgers. A log that cannot be read may list any of the orphans."""
+    check = CheckResult()
+    lists = await lists_of_logs(session.driver, check)
+    kept = {ledger_id: f"log {log} lists it" for log, ledger_ids in lists.items() for ledger_id in ledger_ids}
+    for finding in check.findings[:1]:
+        text = f"log {finding.subject} cannot be read and may list it; see bk metadata check"
+        kept = dict.fromkeys(result.records, text) | kept
+    return kept
 
 
 async def _delete(session: Session, search: OrphanSearch, result: Orphans, due: list[int], reason: str) -> list[int]:
@@ -77,15 +87,15 @@ def _row(
     ledger_id: int,
     result: Orphans,
     marks: dict[int, OrphanMark],
-    logs: dict[int, str],
+    kept: dict[int, str],
     due: list[int],
     deleted: list[int],
 ) -> dict[str, Any]:
     record, mark = result.records[ledger_id].metadata, marks.get(ledger_id)
     if ledger_id in deleted:
         state = "deleted"
-    elif ledger_id in logs:
-        state = f"kept: log {logs[ledger_id]} lists it"
+    elif ledger_id in kept:
+        state = f"kept: {kept[ledger_id]}"
     elif mark is None or mark.version != result.records[ledger_id].version:
         state = "not marked"
     else:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.ledger import malformation
-from bookies.protocol.ledger.offload import is_coming_back, may_be_forgotten
+from bookies.protocol.ledger.offload import LABEL, is_coming_back, is_given_up, may_be_forgotten
 
 _UNSEEN = "password"  # compared, and never shown
 
@@ -83,7 +83,13 @@ def dangers(before: LedgerMetadata, after: LedgerMetadata) -> list[str]:
         texts.append("its labels allow the bookies to delete its entries")
     if is_coming_back(before) and not is_coming_back(after):
         texts.append("a label ends that keeps the bookies from deleting entries while they are restored")
+    if is_given_up(before) and not (is_given_up(after) and _copy(after) == _copy(before)):
+        texts.append("entries are not sought in the copy of its labels, and the bookies may have deleted theirs")
     return texts
+
+
+def _copy(record: LedgerMetadata) -> bytes | None:
+    return record.custom_metadata.get(LABEL)
 
 
 def _end_dangers(before: LedgerMetadata, after: LedgerMetadata) -> Iterator[str]:

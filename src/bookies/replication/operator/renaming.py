@@ -68,9 +68,16 @@ class Renaming:
             why = await self._lacking(ledger) if self._rules.is_verified else ""
             if not why and self._changed(record) is not None:
                 if not self._rules.is_dry:
+                    verified = record
                     async with self._administration.locked(ledger_id) as lock:
-                        record = await self._administration.change_record(ledger_id, self._changed, lock=lock)
-                result.changed += 1
+                        record = await self._administration.change_record(
+                            ledger_id,
+                            lambda stored: self._changed(stored) if _are_alike(stored, verified) else None,
+                            lock=lock,
+                        )
+                    if self._changed(record) is not None:
+                        why = "its record changed meanwhile; repeat the command"
+                result.changed += not why
         except LedgerNotFound:
             return  # It was deleted meanwhile.
         except (ClientClosed, MetadataError):
@@ -117,3 +124,12 @@ class Renaming:
             if missing:
                 return f"{self._new} does not list entries {missing[0].start} to {missing[0].stop - 1}"
         return ""
+
+
+def _are_alike(record: LedgerMetadata, verified: LedgerMetadata) -> bool:
+    """Report whether a record has the fragments that were verified: another client may have added to them since."""
+    return (record.ensembles, record.state, record.last_entry_id) == (
+        verified.ensembles,
+        verified.state,
+        verified.last_entry_id,
+    )

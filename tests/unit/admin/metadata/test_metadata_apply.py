@@ -13,8 +13,8 @@ import pytest
 from tests.unit.admin.commands.test_metadata import fill, ledger, on
 
 from bookies.admin.cli import main
-from bookies.admin.metadata.metadata_apply import apply
-from bookies.errors import LedgerLocked
+from bookies.admin.metadata.metadata_apply import Plan, apply, write_plan
+from bookies.errors import LedgerLocked, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.shared import change_log
 from bookies.model import LedgerMetadata, LedgerState
@@ -122,6 +122,8 @@ def test_a_record_that_changed_since_the_dump_is_not_overwritten(
         ({"ensembles": [{"first": 0, "bookies": ["b1", "b1"]}]}, "no client can use such a record"),
         ({"ensembles": []}, "was not written"),
         ({"ledger": "x"}, "'x' is not a ledger id"),
+        ({"ledger": [3]}, "[3] is not a ledger id"),
+        ({"ledger": True}, "True is not a ledger id"),
     ],
 )
 def test_a_record_that_nobody_can_use_is_never_written(
@@ -151,6 +153,9 @@ def test_files_and_reasons_that_will_not_do(
     pathlib.Path(path).write_text('{"kind": "cluster", "instance_id": "other"}\n{"kind": "ledger", "ledger": 3}\n')
     assert main(["metadata", "diff", path]) == 2
     assert "is a dump of cluster other" in capsys.readouterr().err
+    pathlib.Path(path).write_text(pathlib.Path(dumped(3)).read_text().split("\n", 1)[1])
+    assert main(["metadata", "apply", path, *REASON]) == 2
+    assert "does not name its cluster" in capsys.readouterr().err
     assert main(["metadata", "dump", "99"]) == 2
 
 
@@ -201,6 +206,24 @@ def test_an_unreadable_record_is_replaced_with_the_words(
     assert "a later version of bookies may have written it" in capsys.readouterr().out
     assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 4 may lose data"]) == 0
     assert record(store, 4) == before.replace(stores_ctime=True)
+
+
+def test_a_record_that_another_client_has_replaced_meanwhile_is_not_deleted(store: pathlib.Path) -> None:
+    async def body(driver: MetadataDriver) -> None:
+        stale = Plan(4, ledger(4).replace(last_entry_id=1), "unreadable")
+        with pytest.raises(VersionConflict, match="has replaced the unreadable record"):
+            await write_plan(driver, stale, "a test")
+
+    on(store, body)
+    assert record(store, 4).last_entry_id == 4
+
+
+def test_a_ledger_named_twice_is_changed_once(
+    store: pathlib.Path, dumped: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(3, custom_metadata={"app": "x"})
+    assert main(["metadata", "apply", path, "3", "3", *REASON, "--json"]) == 0
+    assert read_json(capsys)["changed"] == [3]
 
 
 def test_a_ledger_that_a_repair_has_locked_is_left_alone(

@@ -7,11 +7,14 @@ import asyncio
 import json
 import pathlib
 import sqlite3
+from typing import Any
 
 import pytest
 from tests.unit.admin.commands.test_metadata import B1, fill, on
 
 from bookies.admin.cli import main
+from bookies.admin.metadata import metadata_nuke
+from bookies.admin.metadata.metadata_dump import dump_to
 from bookies.admin.metadata.metadata_nuke import nuke
 from bookies.errors import MetadataError
 from bookies.metadata.interface import MetadataDriver
@@ -86,6 +89,42 @@ def test_each_lock_holds(store: pathlib.Path, capsys: pytest.CaptureFixture[str]
     on(store, registered)
     assert not pathlib.Path(f"{dump}2").exists()
     assert instance_of(capsys) == instance_id
+
+
+def test_a_bookie_that_starts_during_the_dump_keeps_the_cluster(
+    store: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance_id, dump = instance_of(capsys), store.parent / "dump.jsonl"
+
+    async def start_meanwhile(driver: MetadataDriver) -> None:
+        async def dump_and_start(*given: Any, **options: Any) -> int:
+            await driver.register(B1, BookieMode.WRITABLE, BookieInfo())
+            return await dump_to(*given, **options)
+
+        monkeypatch.setattr(metadata_nuke, "dump_to", dump_and_start)
+        given = {"instance_id": instance_id, "dump": str(dump), "dry_run": False, "json": True}
+        with pytest.raises(MetadataError, match=r"1 bookie \(b1\) registered: stop all clients"):
+            await nuke(argparse.Namespace(metadata=driver.uri, **given))
+        await driver.unregister(B1)
+
+    on(store, start_meanwhile)
+    assert instance_of(capsys) == instance_id
+
+
+def test_the_dump_of_a_removal_that_did_not_begin_is_forgotten(
+    store: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance_id, dump = instance_of(capsys), store.parent / "dump.jsonl"
+    on(store, lambda driver: driver.create_record("removal", b'{"instance_id": "x", "dump": "/old"}'))
+    noted: list[bytes] = []
+
+    async def stop(driver: StoreDriver, instance_id: str) -> None:
+        noted.append((await driver.read_record("removal"))[0])
+        raise MetadataError("interrupted")
+
+    monkeypatch.setattr(StoreDriver, "remove_cluster", stop)
+    assert main(["metadata", "nuke", "--dump", str(dump), "--instance-id", instance_id]) == 1
+    assert json.loads(noted[0]) == {"instance_id": instance_id, "dump": str(dump)}
 
 
 def test_an_unreadable_record_keeps_the_cluster(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

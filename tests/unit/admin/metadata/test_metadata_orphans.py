@@ -69,6 +69,17 @@ def test_orphans_are_deleted_after_their_mark(store: pathlib.Path, capsys: pytes
     assert [line["what"] for line in lines] == [f"ledger {ledger_id}" for ledger_id in (3, 4, 5, 6, 7)]
 
 
+def test_a_log_that_cannot_be_read_keeps_every_ledger(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on(store, forget_bookies)
+    on(store, lambda driver: driver.create_record("logs/broken", b"{"))
+    orphans(capsys, "--mark")
+    status, report = orphans(capsys, *DELETE)
+    assert (status, report["deleted"]) == (1, [])
+    assert report["orphans"][0]["state"] == "kept: log events lists it"
+    text = "kept: log broken cannot be read and may list it; see bk metadata check"
+    assert [row["state"] for row in report["orphans"][2:]] == [text] * 5
+
+
 def test_wrong_input_is_refused(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, text in (
         (["--delete"], "write one line of text"),

@@ -92,9 +92,16 @@ def test_what_costs_nothing_has_no_danger() -> None:
 def test_labels_by_which_bookies_delete_or_keep_entries_are_dangers() -> None:
     deleted = CLOSED.replace(custom_metadata={offload.LABEL: b"{}", offload.DELETED: b"1"})
     assert dangers(CLOSED, deleted) == ["its labels allow the bookies to delete its entries"]
-    assert dangers(deleted, CLOSED) == []
+    # Only the files have the entries, and they are swept when no record names them.
+    unnamed = "entries are not sought in the copy of its labels, and the bookies may have deleted theirs"
+    assert dangers(deleted, CLOSED) == [unnamed]
+    assert dangers(deleted, deleted.replace(custom_metadata={offload.LABEL: b"{}"})) == [unnamed]
+    other = deleted.custom_metadata | {offload.LABEL: b'{"attempt": "b"}'}
+    assert dangers(deleted, deleted.replace(custom_metadata=other)) == [unnamed]
+    assert dangers(deleted, deleted.replace(custom_metadata=deleted.custom_metadata | {"app": b"x"})) == []
     restoring = CLOSED.replace(custom_metadata={offload.LABEL: b"{}", offload.RESTORING: b"1"})
     assert "a label ends" in dangers(restoring, CLOSED)[0]
+    assert dangers(deleted, restoring) == []
 
 
 def test_a_bookie_gets_another_name_in_finished_fragments_only() -> None:
