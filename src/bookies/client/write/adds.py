@@ -464,8 +464,9 @@ class AddChannel:
         bound = self.pipeline.answered_bound
         if size := self._window.release(bound):
             self._owner.on_released(size)
-        if self._traces:
-            self._traces = {entry_id: trace for entry_id, trace in self._traces.items() if entry_id >= bound}
+        # Only the oldest are visited: the others may be many, for as long as a bookie does not answer.
+        while self._traces and (oldest := next(iter(self._traces))) < bound:
+            del self._traces[oldest]
 
 
 def _first_of(batch: _Batch) -> int:

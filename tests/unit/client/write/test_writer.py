@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +31,34 @@ async def test_append_returns_dense_ids_and_stores_on_every_replica(stage: Stage
         assert len(stage.replicas(ledger.metadata, entry_id)) == 3
     assert stage.header("a", ledger.ledger_id, 2) == (1, 11)  # LAC when packaged; accumulated length
     assert (ledger.last_add_confirmed, ledger.length, ledger.pending_count) == (2, 11, 0)
+    await ledger.close()
+
+
+@on_stage()
+async def test_traces_of_entries_that_one_bookie_has_not_answered_cost_nothing(stage: Stage) -> None:
+    """They stay for as long as the bookie is silent, and each answer of the others would visit them all."""
+    visits = 0
+
+    class Visited(dict[int, str]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal visits
+            for entry_id in super().__iter__():
+                visits += 1
+                yield entry_id
+
+    ledger = await stage.create()
+    traces = ledger._channel._traces = Visited()
+    stage.pool.trace = lambda: "a trace"  # type: ignore[method-assign]
+    stage.pool["c"].is_held = True
+    for _ in range(50):
+        await ledger.append_many([b"x"])
+    assert ledger._channel._traces is traces  # no copy is made
+    assert len(traces) == 50
+    assert visits < 200
+    stage.pool["c"].is_held = False
+    stage.pool["c"].release()
+    await stage.settle()
+    assert len(traces) == 0
     await ledger.close()
 
 
