@@ -172,6 +172,8 @@ class World:
             await store.checkpoint()
             await store._open().checkpointer.index_writer.drop_ledgers([ledger_id])
 
+        if self.cluster.witness is not None:
+            self.cluster.witness.may_deny[name, ledger_id] = None
         await bookie.participant.create_task(drop())
 
     def copied(self) -> int:

@@ -110,7 +110,7 @@ def test_a_journal_uses_the_last_bytes_of_its_disk_and_then_stops_without_lying(
         assert await fill(store, promises, body, made.failures) > 60
         assert not store.is_writable
         assert store.takes_priority
-        assert store.read_only_reason.startswith("/journal0/current: the disk is full, 4,")
+        assert store.read_only_reason.startswith("/journal0/current: the disk is full, 4.")
         assert journal.usage("/journal0")[1] < 5120
         await fill(store, promises, body, made.failures, is_recovery=True)
         assert not store.takes_priority

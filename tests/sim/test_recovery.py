@@ -71,6 +71,7 @@ def test_a_bookie_that_comes_and_goes_costs_nothing() -> None:
 def test_marks_go_when_the_bookie_is_back() -> None:
     async def scenario(world: World) -> None:
         ledgers = [await world.write((5, 5, 3)) for _ in range(4)]  # there is no other bookie to copy to
+        await world.until_whole(ledgers)  # The ack quorum is 3, so b1 may be late.
         await world.heal()
         world.kill("b1")
 

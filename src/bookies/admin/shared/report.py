@@ -53,6 +53,7 @@ def print_report(report: Report, *, as_json: bool) -> int:
         print_json(report.facts)
     else:
         print_text(report.text)
+    sys.stdout.flush()  # Remarks follow the text also where both go into one file.
     for remark in report.remarks:
         print(remark, file=sys.stderr)
     return report.status

@@ -319,11 +319,17 @@ async def renew(
     """
     replicas, bookie = access.replicas(record), fragment.ensemble[position]
     copy, order = FragmentCopy(fragment, renewals(fragment, [position])), access.pool.health.order
-    at = 0
+    at, count = 0, STRIPED_ENTRIES_MAX
     while at < len(ids):
         if fragment.is_striped:  # The next entry is on other bookies.
-            share = ids[at : at + STRIPED_ENTRIES_MAX]
-            bodies = await replicas.read_each([(order(copy.sources(entry_id)), entry_id) for entry_id in share])
+            share = ids[at : at + count]
+            try:
+                bodies = await replicas.read_each([(order(copy.sources(entry_id)), entry_id) for entry_id in share])
+            except BookKeeperError:
+                if len(share) == 1:
+                    raise
+                count = 1  # The entries before the one that no replica delivers are renewed.
+                continue
         else:
             run = next(runs_of(ids[at : at + ENTRIES_MAX]))
             bodies = await replicas.read_from_any(order(copy.sources(run.start)), run)

@@ -53,6 +53,7 @@ class Witness:
         self._explicit_lacs: dict[tuple[str, int], list[bytes]] = {}
         self._acknowledged_lacs: dict[tuple[str, int], None] = {}  # ledgers with an acknowledged explicit LAC
         self.lost_disks: dict[str, None] = {}  # bookies that may not know what they hold
+        self.may_deny: dict[tuple[str, int], None] = {}  # ledgers that a test has removed from a bookie
 
     def watch(self, bookie: str, storage: Storage) -> Storage:
         """Return the storage of this life of a bookie, whose requests and responses are recorded from now on.
@@ -114,9 +115,8 @@ class Witness:
         for (name, ledger_id), entry_ids in list(self._held.items()):
             if name != bookie:
                 continue
-            promised = self._kept(
-                bookie, ledger_id, entry_ids
-            )  # the listing may lack entries that this life acknowledges meanwhile
+            # Before the listing, which may lack entries that this life acknowledges meanwhile.
+            promised = self._kept(bookie, ledger_id, entry_ids)
             try:
                 runs = await server.storage.list_entries(ledger_id)
             except LedgerUnknownToBookie:
@@ -183,7 +183,7 @@ class Witness:
 
     def check_denial(self, bookie: str, ledger_id: int, denied: Sequence[int]) -> None:
         """Check B-1 for entries that a read did not find, of those that the bookie must have had before it."""
-        kept = self.must_have(bookie, ledger_id)
+        kept = [] if (bookie, ledger_id) in self.may_deny else self.must_have(bookie, ledger_id)
         if lost := [entry_id for entry_id in denied if entry_id in kept]:
             self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id}, and denies them")
 
