@@ -82,7 +82,9 @@ class HttpServer:
         self._access = access
         self._encryption = encryption
         self._audit = audit
-        self._paces: dict[tuple[bool, int], RateLimit] = {}  # by what a route is, and its cost
+        # A flood of scrapes must not delay probes, which would end the process: each cost has a budget of its own.
+        budgets = {(False, 1), *((route.is_probe, route.cost) for route in routes.all)}
+        self._paces = {budget: RateLimit(config.http_requests_rate, BURST_S) for budget in budgets}
         self._runtime = runtime
         self._config = config
         self._routes = routes
@@ -189,9 +191,7 @@ class HttpServer:
         route = match[0] if match is not None else None
         is_probe = route is not None and route.is_probe
         cost = route.cost if route is not None else 1
-        # A flood of scrapes must not delay probes, which would end the process: each cost has a budget of its own.
-        pace = self._paces.setdefault((is_probe, cost), RateLimit(self._config.http_requests_rate, BURST_S))
-        await pause(pace.charge(cost, self._runtime.clock.monotonic()))
+        await pause(self._paces[is_probe, cost].charge(cost, self._runtime.clock.monotonic()))
         if not is_probe:
             self._access.check_source(request, changes=request.method not in ("GET", "HEAD"))
         if match is None:

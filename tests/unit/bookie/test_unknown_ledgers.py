@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
@@ -33,22 +34,31 @@ class FakeStore:
         return len(found)
 
 
-def test_a_record_that_cannot_be_read_may_name_the_bookie() -> None:
-    """It stays uncertain, and keeps no other ledger so."""
-    store = FakeStore()
+def settle(store: FakeStore, prepare: Callable[[MemoryStore, MemoryDriver], Awaitable[None]]) -> None:
+    """Settle the ledgers of b1 on a new cluster with what `prepare` puts there."""
 
     async def main() -> None:
         runtime, memory = aio.runtime(), MemoryStore("x")
         driver = MemoryDriver(memory, runtime)
         await driver.open()
         await driver.initialize_cluster()
-        for ledger_id, bookie in ((1, B1), (2, B2), (3, B2)):
-            await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (bookie,)),)))
-        memory.commit([], [Put(Key(Table.LEDGERS, 3), b"nonsense")])
+        await prepare(memory, driver)
         await settle_unknown_ledgers(cast(Any, store), driver, B1, Events("test", runtime.clock))
         await driver.close()
 
     aio.run(main())
+
+
+def test_a_record_that_cannot_be_read_may_name_the_bookie() -> None:
+    """It stays uncertain, and keeps no other ledger so."""
+    store = FakeStore()
+
+    async def prepare(memory: MemoryStore, driver: MemoryDriver) -> None:
+        for ledger_id, bookie in ((1, B1), (2, B2), (3, B2)):
+            await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (bookie,)),)))
+        memory.commit([], [Put(Key(Table.LEDGERS, 3), b"nonsense")])
+
+    settle(store, prepare)
     assert store.settled == [1, 3]
     assert store.former == [(0, 0), (1, 4)]
 
@@ -56,18 +66,10 @@ def test_a_record_that_cannot_be_read_may_name_the_bookie() -> None:
 def test_a_recovery_or_a_repair_may_have_written_to_a_bookie_that_no_record_names_yet() -> None:
     store = FakeStore()
 
-    async def main() -> None:
-        runtime, memory = aio.runtime(), MemoryStore("x")
-        driver = MemoryDriver(memory, runtime)
-        await driver.open()
-        await driver.initialize_cluster()
+    async def prepare(memory: MemoryStore, driver: MemoryDriver) -> None:
         for ledger_id, state in ((1, LedgerState.OPEN), (2, LedgerState.IN_RECOVERY), (3, LedgerState.OPEN)):
             await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (B2,)),), state=state))
-        lock = await driver.recovery.lock(3, "a worker", needs_mark=False)
-        assert lock is not None
-        await settle_unknown_ledgers(cast(Any, store), driver, B1, Events("test", runtime.clock))
-        await driver.recovery.unlock(lock)
-        await driver.close()
+        assert await driver.recovery.lock(3, "a worker", needs_mark=False) is not None
 
-    aio.run(main())
+    settle(store, prepare)
     assert store.settled == [2, 3]

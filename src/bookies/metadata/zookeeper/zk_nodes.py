@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from bookies.errors import SessionExpired
@@ -126,7 +127,7 @@ class ZkNodes:
         while left:
             deletions = [Delete(child) for child in left[-REMOVED_AT_ONCE:]]
             try:
-                await self.repeat(lambda operations=deletions: self.zookeeper.multi(operations))  # type: ignore[misc]
+                await self.repeat(partial(self.zookeeper.multi, deletions))
             except NotEmpty as refusal:
                 await self.remove_tree(refusal.path)
             except NodeMissing as refusal:

@@ -72,16 +72,6 @@ async def fill(driver: MetadataDriver) -> None:
     await driver.recovery.set_checked_at_ms(AuditKind.PLACEMENT, 1_700_000_000_001)
 
 
-@pytest.fixture
-def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "store"
-    directory.mkdir()
-    on(directory, fill)
-    monkeypatch.setenv("BK_METADATA", f"file:{directory}")
-    return directory
-
-
 def test_init_makes_a_cluster_once(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["metadata", "init", "--metadata", f"file:{tmp_path}/new/store"]
     assert main([*words, "--dry-run"]) == 0

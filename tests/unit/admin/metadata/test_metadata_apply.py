@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.admin.commands.test_metadata import fill, ledger, on
+from tests.unit.admin.commands.test_metadata import ledger, on
 
 from bookies.admin.cli import main
 from bookies.admin.metadata.metadata_apply import Plan, apply, write_plan
@@ -20,16 +20,6 @@ from bookies.metadata.shared import change_log
 from bookies.model import LedgerMetadata, LedgerState
 
 REASON = ["--reason", "a test"]
-
-
-@pytest.fixture
-def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "store"
-    directory.mkdir()
-    on(directory, fill)
-    monkeypatch.setenv("BK_METADATA", f"file:{directory}")
-    return directory
 
 
 def record(store: pathlib.Path, ledger_id: int) -> LedgerMetadata:

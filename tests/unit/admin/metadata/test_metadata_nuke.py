@@ -10,7 +10,7 @@ import sqlite3
 from typing import Any
 
 import pytest
-from tests.unit.admin.commands.test_metadata import B1, fill, on
+from tests.unit.admin.commands.test_metadata import B1, on
 
 from bookies.admin.cli import main
 from bookies.admin.metadata import metadata_nuke
@@ -21,16 +21,6 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.shared.nodes import INSTANCE_ID, Delete
 from bookies.metadata.shared.store_driver import StoreDriver
 from bookies.model import BookieInfo, BookieMode
-
-
-@pytest.fixture
-def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "store"
-    directory.mkdir()
-    on(directory, fill)
-    monkeypatch.setenv("BK_METADATA", f"file:{directory}")
-    return directory
 
 
 def instance_of(capsys: pytest.CaptureFixture[str]) -> str:

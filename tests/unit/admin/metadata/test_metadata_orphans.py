@@ -7,22 +7,12 @@ import pathlib
 from typing import Any
 
 import pytest
-from tests.unit.admin.commands.test_metadata import B1, B2, fill, on
+from tests.unit.admin.commands.test_metadata import B1, B2, on
 
 from bookies.admin.cli import main
 from bookies.metadata.interface import MetadataDriver
 
 DELETE = ["--delete", "--wait", "1ms", "--reason", "a test"]
-
-
-@pytest.fixture
-def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "store"
-    directory.mkdir()
-    on(directory, fill)
-    monkeypatch.setenv("BK_METADATA", f"file:{directory}")
-    return directory
 
 
 async def forget_bookies(driver: MetadataDriver) -> None:

@@ -7,7 +7,7 @@ import json
 import pathlib
 
 import pytest
-from tests.unit.admin.commands.test_metadata import B1, B2, fill, ledger, on
+from tests.unit.admin.commands.test_metadata import B1, B2, ledger, on
 
 from bookies.admin.cli import main
 from bookies.admin.shared.common import Session
@@ -20,16 +20,6 @@ from bookies.model import BookieInfo, BookieMode, LedgerState
 from bookies.runtime import aio
 
 REASON = ["--reason", "a test"]
-
-
-@pytest.fixture
-def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "store"
-    directory.mkdir()
-    on(directory, fill)
-    monkeypatch.setenv("BK_METADATA", f"file:{directory}")
-    return directory
 
 
 def test_wrong_input_is_refused(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
