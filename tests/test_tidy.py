@@ -136,7 +136,6 @@ BANNED_CALLS = {"open", "os.open", "os.fsync", "os.fdatasync", "os.urandom", "os
 IO_ALLOWED = {"runtime", "lab", "admin", "spark"}
 IO_ALLOWED_FILES = {
     "metadata/embedded/embedded.py": {"time", "threading", "secrets", "uuid"},  # SQLite; leases are wall time.
-    "metadata/zookeeper/kazoo_client.py": {"threading"},  # kazoo runs threads of its own.
     "storage/rocksdb/rocksdb_port.py": {"fcntl", "shutil", "tempfile"},  # RocksDB opens its files itself.
     "client/blocking/blocking.py": {"threading"},
 }

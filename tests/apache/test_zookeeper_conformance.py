@@ -14,7 +14,7 @@ from tests.conformance import test_metadata as suite
 from tests.conformance import test_metadata_recovery as recovery_suite
 
 from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
-from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper
+from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
 from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.runtime import aio
 
@@ -44,7 +44,7 @@ class RealKind(suite.Kind):
         runtime = replace(aio.runtime(seed=1))
         return lambda: ZooKeeperDriver(
             f"zk+{self.name}://{self._server.address}{self._root}",
-            KazooZooKeeper(self._server.address, lease_ms),
+            ZooKeeperClient(self._server.address, lease_ms, runtime),
             runtime,
             ZkCluster(self._root, Manager(self.name)),
             lease_ms=lease_ms,

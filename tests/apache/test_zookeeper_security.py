@@ -59,6 +59,31 @@ def check_identities(server: ZooKeeperServer, options: pathlib.Path) -> None:
     client.close()
 
 
+def test_sasl(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Znodes of an identity that SASL has proved are its own; a wrong password is told as such."""
+    login = tmp_path / "jaas.conf"
+    login.write_text('Server { org.apache.zookeeper.server.auth.DigestLoginModule required user_bookies="secret"; };\n')
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", f"-Djava.security.auth.login.config={login}")
+    for name, password in (("right", "secret"), ("wrong", "guessed")):
+        options = f'[sasl]\nmechanism = "DIGEST-MD5"\nusername = "bookies"\npassword = "{password}"\n'
+        (tmp_path / f"{name}.toml").write_text(f"secure = true\n{options}")
+
+    async def main(server: ZooKeeperServer) -> None:
+        uri = f"zk://{server.address}/ledgers"
+        ours = await driver_of(f"{uri}?options={tmp_path}/right.toml")
+        await ours.initialize_cluster()
+        await ours.register(A, BookieMode.WRITABLE, INFO)
+        with pytest.raises(MetadataError, match=r"denies access to /ledgers/LAYOUT: authenticate"):
+            await driver_of(uri)
+        with pytest.raises(MetadataError, match=r"refuses our credentials \(<Credentials sasl>\): correct the file"):
+            await driver_of(f"{uri}?options={tmp_path}/wrong.toml")
+        await ours.close()
+
+    settings = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n"
+    with zookeeper_server(tmp_path, settings) as server:
+        asyncio.run(asyncio.wait_for(main(server), PATIENCE_S))
+
+
 def test_mutual_tls(tmp_path: pathlib.Path) -> None:
     make_certificates(tmp_path, "IP:127.0.0.1,DNS:localhost")
     settings = (
@@ -78,7 +103,7 @@ def test_mutual_tls(tmp_path: pathlib.Path) -> None:
         assert (await driver.bookies(BookieMode.WRITABLE)).bookies == (A,)
         await driver.close()
         for name in ("nobody", "untrusting"):
-            # In a process of its own, because kazoo forgets to close sockets that are not trusted.
+            # As an operator's command, which says what to look for.
             command = [sys.executable, "-m", "bookies.admin.cli", "status", "--metadata", f"{uri}/{name}.toml"]
             found = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
             assert found.returncode != 0

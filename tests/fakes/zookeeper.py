@@ -10,11 +10,10 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
-from kazoo.client import KazooClient
-
 from bookies.errors import ClientClosed, MetadataError, SessionExpired
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper
+from bookies.metadata.zookeeper import zk_wire
+from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
 from bookies.metadata.zookeeper.zookeeper_port import (
     ANY_VERSION,
     Acl,
@@ -309,7 +308,9 @@ class FakeZooKeeper:
             self.server.watch(path, True, self, watch)
         return sorted(node.children), node.stat()
 
-    async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
+    async def set(self, path: str, data: bytes, version: int = ANY_VERSION, *, session: int | None = None) -> Stat:
+        if session is not None and await self._ready() != session:
+            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
         stat = (await self.multi([SetData(path, data, version)]))[0]
         assert isinstance(stat, Stat)
         return stat
@@ -341,12 +342,10 @@ async def end_session(zookeeper: ZooKeeper) -> None:
     if isinstance(zookeeper, FakeZooKeeper):
         zookeeper.expire()
         return
-    assert isinstance(zookeeper, KazooZooKeeper)
-    other = KazooClient(hosts=zookeeper.hosts, client_id=zookeeper._client.client_id)
-
-    def end() -> None:
-        other.start()
-        other.stop()
-        other.close()
-
-    await asyncio.to_thread(end)
+    assert isinstance(zookeeper, ZooKeeperClient)
+    host, _, port = zookeeper.hosts.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(zk_wire.connect_request(0, 10_000, zookeeper._session.number, zookeeper._session.password))
+    writer.write(zk_wire.request(1, zk_wire.Code.CLOSE, b""))
+    await reader.read()  # to the end of the connection
+    writer.close()

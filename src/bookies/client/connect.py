@@ -92,7 +92,7 @@ def connect(
 
     * `file:DIRECTORY`: embedded store, for one machine.
     * `memory:NAME`: store in this process.
-    * `zk://HOST:2181/ledgers`: ZooKeeper, in Apache's layout; needs the extra `zookeeper`.
+    * `zk://HOST:2181/ledgers`: ZooKeeper, in Apache's layout.
     * `etcd://HOST:2379/SCOPE`: etcd; needs the extra `etcd`.
 
     The other keywords are the fields of `ClientConfig`. A field that is set neither here nor in `config` comes from its

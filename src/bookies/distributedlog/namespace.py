@@ -25,11 +25,10 @@ from bookies.distributedlog.parts import LogParts
 from bookies.distributedlog.store import LogStore, RecordTree, Tree
 from bookies.errors import ConfigError, LogNotFound, MetadataError, NotSupported
 from bookies.metadata import uri as metadata
-from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper, check_available
+from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
     Create,
-    Credentials,
     NodeExists,
     NodeMissing,
     SetData,
@@ -185,7 +184,7 @@ async def _open_zookeeper(
     from bookies.runtime import aio
 
     runtime = aio.runtime()
-    zookeeper = await _session(place, session_timeout_s)
+    zookeeper = await _session(place, runtime, session_timeout_s)
     try:
         binding = await binding_of(zookeeper, place.path)
         servers = binding.servers.replace(",", ";")
@@ -202,9 +201,8 @@ async def _open_zookeeper(
         raise
 
 
-async def _session(place: NamespacePlace, timeout_s: float = SESSION_TIMEOUT_S) -> ZooKeeper:
-    zookeeper = KazooZooKeeper(place.hosts, int(timeout_s * 1000))
-    check_available(f"distributedlog://{place.hosts}{place.path}", Credentials())
+async def _session(place: NamespacePlace, runtime: Runtime, timeout_s: float = SESSION_TIMEOUT_S) -> ZooKeeper:
+    zookeeper = ZooKeeperClient(place.hosts, int(timeout_s * 1000), runtime)
     await zookeeper.open()
     return zookeeper
 
@@ -236,13 +234,14 @@ async def bind(uri: str, ledgers: str, *, timeout: float | None = None) -> None:
     `ConfigError`, `MetadataError`.
     """
     from bookies.metadata.zookeeper.zk_layout import parse_uri
+    from bookies.runtime import aio
 
     place, cluster = parse_namespace_uri(uri), parse_uri(ledgers)
     binding = Binding(
         cluster.hosts, cluster.root, place.hosts, reader_servers=cluster.hosts, log_reader_servers=place.hosts
     )
     async with TimeLimit(timeout, f"bind {uri}"):
-        zookeeper = await _session(place)
+        zookeeper = await _session(place, aio.runtime())
         try:
             await write_binding(zookeeper, place.path, binding)
         finally:

@@ -29,6 +29,9 @@ class Schema:
         self.by_number = {number: (name, kind) for name, (number, kind) in fields.items()}
 
 
+_SMALL = tuple(bytes([value]) for value in range(0x80))  # of tags, most sizes and small numbers
+
+
 # -- binary -----------------------------------------------------------------------------------------------------------
 
 
@@ -50,6 +53,8 @@ def pack(schema: Schema, message: Sequence[tuple[str, Value]]) -> bytes:
 
 def pack_varint(value: int) -> bytes:
     """Pack a number in base 128, low digits first; a negative int64 takes ten bytes."""
+    if 0 <= value <= 0x7F:
+        return _SMALL[value]
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:

@@ -63,7 +63,7 @@ def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int, may_crea
 
 def _connect_zookeeper(uri: str, rest: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
     from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
-    from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper, check_available
+    from bookies.metadata.zookeeper.zk_client import ZooKeeperClient, check_available
     from bookies.metadata.zookeeper.zk_layout import parse_uri
     from bookies.metadata.zookeeper.zk_options import read_options
 
@@ -72,7 +72,7 @@ def _connect_zookeeper(uri: str, rest: str, runtime: Runtime, lease_ms: int, may
     check_available(uri, credentials)
     return ZooKeeperDriver(
         uri.strip(),
-        KazooZooKeeper(place.hosts, lease_ms, credentials),
+        ZooKeeperClient(place.hosts, lease_ms, runtime, credentials),
         runtime,
         ZkCluster(place.root, place.manager, may_create, credentials.is_secure),
         lease_ms=lease_ms,

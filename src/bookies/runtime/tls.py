@@ -122,7 +122,7 @@ class TlsSide:
             except ssl.SSLError as error:
                 raise ConfigError(f"tls_ciphers = {files.ciphers!r}: OpenSSL supports none of these") from error
         if files.certificate:
-            password = _password(files.key_password_file)
+            password = _password(files.key_password_file) or files.key_password.encode()
             try:
                 # OpenSSL must not prompt for a password.
                 context.load_cert_chain(files.certificate, files.key or None, password or "")

@@ -61,9 +61,9 @@ class CountedZooKeeper:
         self._count("children" if watch is None else "watch children", path)
         return await self._zookeeper.children(path, sync=sync, watch=watch)
 
-    async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
+    async def set(self, path: str, data: bytes, version: int = ANY_VERSION, *, session: int | None = None) -> Stat:
         self._count("set", path)
-        return await self._zookeeper.set(path, data, version)
+        return await self._zookeeper.set(path, data, version, session=session)
 
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
         self._count("delete", path)

@@ -263,10 +263,11 @@ class Ledgers:
                 version = (await self._expect(path, ledger_id, expected_version)).version
             if lock is not None and self._zookeeper.session_id != lock.session:
                 raise lock_lost(ledger_id)
-            # Under a lock, send the request at once: there must be no await after the check of the session.
-            multi = self._groups.multi if lock is None else self._zookeeper.multi
             try:
-                stat = (await multi([SetData(path, data, version)]))[0]
+                if lock is None:
+                    stat = (await self._groups.multi([SetData(path, data, version)]))[0]
+                else:  # The session is checked once more when the request is sent.
+                    stat = await self._zookeeper.set(path, data, version, session=lock.session)
             except (NodeMissing, WrongVersion):
                 await self._expect(path, ledger_id, expected_version)
                 continue

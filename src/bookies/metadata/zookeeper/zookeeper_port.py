@@ -1,6 +1,6 @@
 """The ZooKeeper port: the operations of a ZooKeeper client that the metadata driver needs, on the event loop.
 
-`kazoo_client.py` implements it on the library kazoo, `tests/fakes/zookeeper.py` in memory. Every call waits for a
+`zk_client.py` implements it, and in memory `tests/fakes/zookeeper.py`. Every call waits for a
 connection first, at most one session timeout, and can be cancelled at any time. Three kinds of failure:
 
 - `Refusal`: the server refused the request; nothing was changed.
@@ -189,8 +189,12 @@ class ZooKeeper(Protocol):
         for their data. Raises `NodeMissing`.
         """
 
-    async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
-        """Write a znode's data; return the new stat. Raises `NodeMissing`, `WrongVersion`."""
+    async def set(self, path: str, data: bytes, version: int = ANY_VERSION, *, session: int | None = None) -> Stat:
+        """Write a znode's data; return the new stat. `session`: if it is not the current session, nothing is sent and
+        `SessionExpired` is raised, because what the write relies on ended with it.
+
+        Raises `NodeMissing`, `WrongVersion`.
+        """
 
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
         """Delete a znode. `session`: if it is not the current session, nothing is sent and `SessionExpired` is raised,
