@@ -346,6 +346,7 @@ async def end_session(zookeeper: ZooKeeper) -> None:
     host, _, port = zookeeper.hosts.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(zk_wire.connect_request(0, 10_000, zookeeper._session.number, zookeeper._session.password))
+    await reader.readexactly(4)  # A server drops a request that comes before it has taken up the session.
     writer.write(zk_wire.request(1, zk_wire.Code.CLOSE, b""))
     await reader.read()  # to the end of the connection
     writer.close()
