@@ -7,6 +7,7 @@ something, otherwise at its next request, which is what a driver that only now a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -343,10 +344,15 @@ async def end_session(zookeeper: ZooKeeper) -> None:
         zookeeper.expire()
         return
     assert isinstance(zookeeper, ZooKeeperClient)
+    session = zookeeper._session
     host, _, port = zookeeper.hosts.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(zk_wire.connect_request(0, 10_000, zookeeper._session.number, zookeeper._session.password))
-    await reader.readexactly(4)  # A server drops a request that comes before it has taken up the session.
-    writer.write(zk_wire.request(1, zk_wire.Code.CLOSE, b""))
-    await reader.read()  # to the end of the connection
-    writer.close()
+    timeout_ms = 1
+    while timeout_ms > 0:  # The client takes its session back at once, so the server may not get our request.
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(zk_wire.connect_request(0, 10_000, session.number, session.password))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            timeout_ms = zk_wire.Reader(await reader.readexactly(size)).granted().timeout_ms
+            writer.write(zk_wire.request(1, zk_wire.Code.CLOSE, b""))
+            await reader.read()  # to the end of the connection
+        writer.close()
