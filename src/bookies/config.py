@@ -97,19 +97,19 @@ class HttpConfig:
         high=65535,
     )
     http_host: str = setting(
-        "127.0.0.1", "address on which the HTTP server listens; any but loopback needs http_users_file and http_tls"
+        "127.0.0.1", "address on which the HTTP server listens; any but loopback needs users_file and http_tls"
     )
     http_insecure: bool = setting(
-        False, "let the HTTP server listen on an address other than loopback without http_users_file or http_tls"
+        False, "let the HTTP server listen on an address other than loopback without users_file or http_tls"
     )
-    http_users_file: str = setting(
-        "", "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused"
+    users_file: str = setting(
+        "", "file of users, see `bk token add`; without it anyone may read over HTTP, and changes are refused"
     )
     http_tls: bool = setting(
         False,
         "serve HTTPS with tls_certificate; with tls_authority, users may present certificates that it has signed",
     )
-    http_open_metrics: bool = setting(False, "answer /metrics without a user although http_users_file is set")
+    http_open_metrics: bool = setting(False, "answer /metrics without a user although users_file is set")
     http_names: tuple[str, ...] = setting(
         (), "host names by which clients reach the HTTP server, beside localhost, http_host and IP addresses"
     )
@@ -306,14 +306,13 @@ class BookieConfig(HttpConfig):
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
     authentication: str = setting(
-        "none", "none, sasl (DIGEST-MD5, users in sasl_users_file) or certificate (roles in its OU)"
+        "none", "none, sasl (users of users_file) or certificate (users of users_file, or roles in its OU)"
     )
     authorized_roles: tuple[str, ...] = setting(
         (), "roles accepted with `certificate`; the first role of a client's certificate must be listed"
     )
-    sasl_users_file: str = setting("", "TOML file with a table [users]: a password for each name")
     sasl_allowed_ids: str = setting(
-        ".*bookkeeper.*", "regular expression; a user from sasl_users_file may connect if it matches the whole name"
+        ".*", "regular expression; a user of users_file may connect with SASL if it matches the whole name"
     )
 
 
@@ -424,7 +423,7 @@ class ClientConfig:
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
-    sasl_file: str = setting("", "TOML file with username and password for DIGEST-MD5; empty: no authentication")
+    sasl_file: str = setting("", "TOML file with username, password and mechanism; empty: no authentication")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,10 +522,10 @@ def _validate_http(config: HttpConfig) -> None:
     is_local = host in ("localhost", "::1") or host.startswith("127.")
     if config.http_port < 0 or is_local or config.http_insecure:
         return
-    if not config.http_users_file:
+    if not config.users_file:
         raise ConfigError(
             f"http_host = {host!r}: other machines could reach the HTTP server, which has no users; name them with "
-            "http_users_file (`bk token add`), use 127.0.0.1, or allow it with http_insecure = true"
+            "users_file (`bk token add`), use 127.0.0.1, or allow it with http_insecure = true"
         )
     if not config.http_tls:
         raise ConfigError(
@@ -636,18 +635,19 @@ def _validate_authentication(config: BookieConfig) -> None:
     if config.authentication not in AUTHENTICATIONS:
         raise ConfigError(f"authentication = {config.authentication!r}: none, sasl or certificate")
     if config.authentication == "sasl":
-        if not config.sasl_users_file:
-            raise ConfigError("authentication = sasl needs sasl_users_file: without users no client can connect")
+        if not config.users_file:
+            raise ConfigError("authentication = sasl needs users_file: without users no client can connect")
         try:
             re.compile(config.sasl_allowed_ids)
         except re.error as error:
             raise ConfigError(
                 f"sasl_allowed_ids = {config.sasl_allowed_ids!r}: not a regular expression: {error}"
             ) from error
-    if config.authentication == "certificate" and not (config.authorized_roles and config.tls_client_certificates):
+    has_users = config.authorized_roles or config.users_file
+    if config.authentication == "certificate" and not (has_users and config.tls_client_certificates):
         raise ConfigError(
-            "authentication = certificate needs authorized_roles, and tls_client_certificates = true: it checks the "
-            "certificates of clients"
+            "authentication = certificate needs authorized_roles or users_file, and tls_client_certificates = true: it "
+            "checks the certificates of clients"
         )
 
 

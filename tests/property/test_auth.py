@@ -17,10 +17,9 @@ from bookies.wire.auth import (
     BookieGate,
     Close,
     RoleExchange,
-    SaslExchange,
     Send,
 )
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives
+from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
 from bookies.wire.messages import (
     AddRequest,
     AddResponses,
@@ -40,8 +39,11 @@ from bookies.wire.messages import (
     StartTlsRequest,
     WriteLacRequest,
 )
+from bookies.wire.sasl import SaslExchange, Secrets
+from bookies.wire.scram import verifier_of
 
 SECRET = "the password"
+USERS = {"bookkeeper": Secrets(secret_of_password("bookkeeper", SECRET), verifier_of(SECRET, b"salt"))}
 versions = st.sampled_from([0, 1, 2, 3, 256 + 7])
 v2_or_3 = st.sampled_from([2, 3])
 ids = st.integers(-1, 3)
@@ -49,6 +51,10 @@ subjects = st.none() | st.lists(
     st.lists(st.tuples(st.sampled_from(["organizationalUnitName", "commonName"]), st.text("01:;,ab", max_size=8))),
     max_size=4,
 )
+
+
+def sasl() -> SaslExchange:
+    return SaslExchange(USERS.get, lambda user: True, "nonce", b"key")
 
 
 def add(version: int, ledger_id: int) -> AddRequest:
@@ -107,7 +113,7 @@ def play(gate: BookieGate, moves: Sequence[object]) -> None:
 @scaled(400)
 @given(steps, st.booleans())
 def test_nobody_comes_in_without_the_password(moves: list[object], requires_tls: bool) -> None:
-    exchange = SaslExchange(DigestMd5Server({"bookkeeper": SECRET}.get, "nonce"), lambda user: True)
+    exchange = sasl()
     gate = BookieGate(exchange, requires_tls=requires_tls)
     play(gate, moves)
     assert not gate.is_open
@@ -142,9 +148,7 @@ harmless = st.one_of(
 def test_who_has_the_password_comes_in_whatever_else_he_says(
     before: list[Request], between: list[Request], version: int
 ) -> None:
-    gate = BookieGate(
-        SaslExchange(DigestMd5Server({"bookkeeper": SECRET}.get, "nonce"), lambda user: True), requires_tls=False
-    )
+    gate = BookieGate(sasl(), requires_tls=False)
     client = DigestMd5Client("bookkeeper", SECRET, "c")
     play(gate, before)
     (effect,) = gate.received(AuthRequest(version, 1, SASL, b""))

@@ -19,6 +19,7 @@ ROLES = "org.apache.bookkeeper.tls.BookieAuthZFactory"
 _PROVIDERS = ("TLSContextFactory", "SSLContextFactory")
 _VERSIONS = {"TLSv1.3": "1.3", "TLSv1.2": "1.2"}
 _NONE = ("", "null")
+ALLOWED_IDS = ".*bookkeeper.*"  # Apache's default
 
 
 def bookie_tls(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
@@ -122,9 +123,8 @@ def bookie_authentication(properties: Mapping[str, str], settings: dict[str, Any
         settings["authorized_roles"] = items_of(properties.get("authorizedRoles", ""))
     elif provider == SASL_BOOKIE:
         settings["authentication"] = "sasl"
-        if properties.get("saslJaasClientAllowedIds"):
-            settings["sasl_allowed_ids"] = properties["saslJaasClientAllowedIds"]
-        text = "sasl_users_file names the file with users and passwords, which Apache reads from JAAS"
+        settings["sasl_allowed_ids"] = properties.get("saslJaasClientAllowedIds") or ALLOWED_IDS
+        text = "users_file names the file with users and passwords, which Apache reads from JAAS"
         notices.append(Notice(Level.DIFFERENT, "bookieAuthProviderFactoryClass", text))
     else:
         raise ConfigError(

@@ -214,14 +214,13 @@ SERVER: tuple[Row, ...] = (
     Mapped(
         "httpServerEnabled",
         _HTTP,
-        note="true: an HTTP server on httpServerPort; its changes need users (http_users_file)",
+        note="true: an HTTP server on httpServerPort; its changes need users (users_file)",
     ),
     Mapped("httpServerPort", _HTTP, note="with httpServerEnabled=true; default 8080"),
     Different(
         "httpServerHost",
         ("", "127.0.0.1", "localhost"),
-        "the HTTP server listens on 127.0.0.1: set http_host, http_users_file and http_tls to let other machines "
-        "reach it",
+        "the HTTP server listens on 127.0.0.1: set http_host, users_file and http_tls to let other machines reach it",
     ),
     Different(
         "httpServerTlsEnable",
@@ -354,7 +353,7 @@ SERVER: tuple[Row, ...] = (
         "httpServerKeyStorePath httpServerKeyStorePassword httpServerTrustStorePath httpServerTrustStorePassword",
     ),
     Unused(
-        "TLS and SASL of the JVM: replaced by OpenSSL and sasl_users_file",
+        "TLS and SASL of the JVM: replaced by OpenSSL and users_file",
         "tlsProvider tlsTrustStorePasswordPath saslJaasBookieSectionName saslJaasAuditorSectionName",
     ),
     Unused(

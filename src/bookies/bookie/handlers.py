@@ -52,7 +52,7 @@ from bookies.wire.server import encode_answers
 LAC_PACKET_SIZE_MIN = 16
 INFO_TOTAL, INFO_FREE = 1, 2
 
-_LAC_PACKET = struct.Struct(">qq")
+LAC_PACKET = struct.Struct(">qq")
 
 
 class Handlers:
@@ -103,6 +103,22 @@ class Handlers:
         if served is not None and served.answered_now:
             served.end_reads()
         self._intake.check()
+
+    def refuse(self, connection: Connection, request: Request, status: Status) -> None:
+        """Answer a request about a ledger with a status, and serve nothing."""
+        if self._served is not None:
+            self._served.began_s = self._served.clock()
+        match request:
+            case AddRequest():
+                self._refused_adds(connection, request, request.adds, status)
+            case WriteLacRequest():
+                self._finishing(self._served.lac_writes if self._served else None)(status)
+                connection.respond(WriteLacResponse(request.version, request.txn_id, status, request.ledger_id))
+            case ForceLedgerRequest():
+                self._finishing(self._served.forces if self._served else None)(status)
+                connection.respond(ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id))
+            case ReadRequest() | BatchReadRequest() | ReadLacRequest() | ListEntriesRequest():
+                self.reads.refuse(connection, request, status)
 
     def _broken(self, connection: Connection, error: Exception) -> None:
         self._events.error("request.broken", peer=connection.peer, error=error)
@@ -212,7 +228,7 @@ class Handlers:
         if len(request.body) < LAC_PACKET_SIZE_MIN:
             answer(Status.BAD_REQUEST)
             return
-        ledger_id, last_add_confirmed = _LAC_PACKET.unpack_from(request.body)
+        ledger_id, last_add_confirmed = LAC_PACKET.unpack_from(request.body)
         if ledger_id < 0:
             answer(Status.BAD_REQUEST)
             return

@@ -39,6 +39,7 @@ from bookies.bookie.latency import Latency, is_timed
 from bookies.bookie.live_settings import LiveSettings
 from bookies.bookie.reads import Reads
 from bookies.bookie.registration import Registration
+from bookies.bookie.rights import Rights
 from bookies.bookie.served import Served, Spans
 from bookies.bookie.state import BookieState
 from bookies.bookie.storage_port import Storage
@@ -210,7 +211,8 @@ class BookieServer:
         checks = LedgerChecks(driver, self.bookie_id, storage.note_open, runtime, self._events)
         self.store.on_fences_lost = checks.fences_lost
         self._handlers = Handlers(storage, self.state, intake, reads, checks, self._events, self.served)
-        surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max)
+        self.rights = Rights(self._handlers, driver, runtime.clock)
+        surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max, self.rights.admit)
         self._reception = Reception(runtime, config, surroundings, self.state.may_serve)
         self._registration = Registration(runtime, config, driver, self.bookie_id, self.state, self._events)
         self._tasks = Tasks(self._fail)
@@ -280,6 +282,10 @@ class BookieServer:
             self.served.spans = Spans(self.bookie_id, self._runtime.clock)
         try:
             await self._reception.open()
+            assert self.security is not None
+            self.rights.users = self.security.users
+            if self.rights.users is not None:
+                self._tasks.start(self.rights.watch(), f"users of {self.bookie_id}")
             locks: list[Lock] = []
             try:
                 random = self._runtime.random

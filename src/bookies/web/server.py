@@ -198,6 +198,8 @@ class HttpServer:
             raise self._routes.refusal(request)
         route, values = match
         request = replace(request, values=values, user=self._access.user_of(request, route))
+        await pause(self._access.delay_s(request))
+        await self._check_labels(route, request)
         if not is_probe and len(self._connections) > self._config.http_connections_max - KEPT_FOR_PROBES:
             raise Problem(503, "too many connections", headers={"Retry-After": "1"})
         if route.is_list and self._lists >= LISTS_MAX:
@@ -208,11 +210,26 @@ class HttpServer:
             if "dry_run" not in {**named(route.parameters), **named(route.body)}:
                 raise Problem(400, f"{route.method} {route.path} has no dry run")
         response = await self._answer(route, request)
+        if isinstance(response.body, bytes):
+            self._access.answered(request, len(response.body))
         if route.body_max:
             self._audit.received(request)
         if route.is_list and not isinstance(response.body, bytes):
             return replace(response, body=self._counted(response.body))
         return response
+
+    async def _check_labels(self, route: Route, request: Request) -> None:
+        """Refuse a user who has the role on other ledgers and logs only. Raises `Problem`."""
+        if route.labels is None or request.user is None or request.user.role >= route.role:
+            return
+        labels: Mapping[str, bytes] | None = None
+        try:
+            labels = await route.labels(request)
+        except LedgerNotFound:
+            pass
+        except BookKeeperError as error:
+            raise problem_of(error) from error
+        self._access.check_labels(request, route, labels)
 
     async def _change(self, route: Route, request: Request) -> Response:
         """Carry out a change, and write its audit line. Raises `Problem`."""

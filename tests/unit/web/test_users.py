@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from bookies.web.users import RECHECK_S, Role, UsersFile, hash_of, parse_users
 from tests.unit.bookie.conftest import World
 
 from bookies.errors import ConfigError
-from bookies.web.users import RECHECK_S, Role, UsersFile, hash_of, parse_users
 
 ONE = f"ann operator {hash_of('one')}\n"
 

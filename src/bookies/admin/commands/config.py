@@ -137,7 +137,7 @@ def _check_start(file: SettingsFile) -> Iterator[Problem]:
             yield problem_of(error, file.path, layer)
     for table, others in file.tables.items():
         for name, given in others.items():
-            if given.value and (names_file(name) if table != "bookie" else name == "http_users_file"):
+            if given.value and (names_file(name) if table != "bookie" else name == "users_file"):
                 try:
                     runtime.disk.read_bytes(given.value)
                 except OSError as error:

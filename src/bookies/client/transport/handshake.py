@@ -18,9 +18,9 @@ from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
 from bookies.wire import v2, v3
 from bookies.wire.auth import Ask, BeginTls, ClientOpening, Fail, Open, Step
 from bookies.wire.client import encode_request
-from bookies.wire.digest_md5 import DigestMd5Client
 from bookies.wire.framing import PREFIX_SIZE
 from bookies.wire.messages import Response
+from bookies.wire.sasl import DIGEST_MD5, MECHANISMS, PLAIN, sasl_client
 
 NONCE_BITS = 192
 FRAME_SIZE_MAX = 64 << 10  # bytes of a response to START_TLS or AUTH
@@ -33,6 +33,8 @@ class ClientSecurity:
         self.encryption = _encryption(runtime, config)
         self.tls_port = config.tls_port if config.tls else 0
         self._credentials = read_credentials(runtime.disk, config.sasl_file) if config.sasl_file else None
+        if self._credentials is not None and self._credentials[0] == PLAIN and not config.tls:
+            raise ConfigError(f"sasl_file {config.sasl_file}: PLAIN sends the password, so it needs tls = true")
         self._runtime = runtime
 
     @property
@@ -45,7 +47,7 @@ class ClientSecurity:
         tls = "" if self.encryption is None else "direct" if self.tls_port else "start"
         sasl = None
         if self._credentials is not None:
-            sasl = DigestMd5Client(*self._credentials, f"{self._runtime.random.getrandbits(NONCE_BITS):x}")
+            sasl = sasl_client(*self._credentials, f"{self._runtime.random.getrandbits(NONCE_BITS):x}")
         version = v3.VERSION if connection.wire == "v3" else v2.VERSION
         return ClientOpening(version, tls, sasl, lambda: connection.next_txn_ids()[0])
 
@@ -189,15 +191,19 @@ def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
     return runtime.tls(files, False)
 
 
-def read_credentials(disk: Disk, path: str) -> tuple[str, str]:
-    """Return user and password from a TOML file. Raises `ConfigError`, whose message contains no password."""
+def read_credentials(disk: Disk, path: str) -> tuple[str, str, str]:
+    """Return mechanism, user and password from a TOML file. Raises `ConfigError`, whose message has no password."""
     try:
-        settings = parse_toml(disk.read_bytes(path))
+        settings = {"mechanism": DIGEST_MD5, **parse_toml(disk.read_bytes(path))}
     except OSError as error:
         raise ConfigError(f"sasl_file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"sasl_file {path} is not TOML: {error}") from error
-    user, password = settings.get("username"), settings.get("password")
-    if set(settings) != {"username", "password"} or not isinstance(user, str) or not isinstance(password, str):
+    mechanism, user, password = (settings.get(name) for name in ("mechanism", "username", "password"))
+    if set(settings) != {"mechanism", "username", "password"} or not (
+        isinstance(user, str) and isinstance(password, str)
+    ):
         raise ConfigError(f'sasl_file {path} must have two lines, username = "..." and password = "..."')
-    return user, password
+    if mechanism not in MECHANISMS:
+        raise ConfigError(f"sasl_file {path}: mechanism = {mechanism!r}: must be one of {', '.join(MECHANISMS)}")
+    return str(mechanism), user, password

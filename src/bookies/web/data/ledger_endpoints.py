@@ -6,9 +6,12 @@ out: seal it, which recovers it, and reports its last entry.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.protocol.log.log_model import RAW
 from bookies.protocol.log.records import Decoder
+from bookies.protocol.rights import Role
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, Page, page_response, parse_entries
 from bookies.web.data.log_endpoints import BODY_SIZE_MAX, PASSWORD, READ, password_of, quorums_of, shape_of
@@ -17,7 +20,6 @@ from bookies.web.data.writers import Writers, check_password, unknown
 from bookies.web.messages import Problem, Request, Response, json_response
 from bookies.web.routes import Route
 from bookies.web.shared_client import SharedClient
-from bookies.web.users import Role
 
 _LEDGER = f"{API}/ledgers/{{ledger}}"
 _ENTRIES = f"{_LEDGER}/entries"
@@ -43,6 +45,7 @@ class LedgerEndpoints:
                 "POST",
                 Role.WRITER,
                 shape,
+                labels=_given_labels,
             ),
             Route(
                 _ENTRIES,
@@ -53,15 +56,31 @@ class LedgerEndpoints:
                 Role.WRITER,
                 BODIES,
                 body_max=BODY_SIZE_MAX,
+                labels=self._labels,
             ),
-            Route(_ENTRIES, "read a page of entries", self._read, READ.replace("POSITION", "ENTRY"), role=Role.READER),
-            Route(f"{_ENTRIES}/{{entry}}", "read one entry, raw", self._read_one, PASSWORD, role=Role.READER),
+            Route(
+                _ENTRIES,
+                "read a page of entries",
+                self._read,
+                READ.replace("POSITION", "ENTRY"),
+                role=Role.READER,
+                labels=self._labels,
+            ),
+            Route(
+                f"{_ENTRIES}/{{entry}}",
+                "read one entry, raw",
+                self._read_one,
+                PASSWORD,
+                role=Role.READER,
+                labels=self._labels,
+            ),
             Route(
                 f"{_LEDGER}/tail",
                 "follow the ledger by Server-Sent Events up to its end; without an entry from now on",
                 self._tail,
                 f"from=ENTRY, Last-Event-ID=ENTRY, {PASSWORD}",
                 role=Role.READER,
+                labels=self._labels,
             ),
             Route(
                 f"{_LEDGER}/seal",
@@ -70,8 +89,14 @@ class LedgerEndpoints:
                 PASSWORD,
                 "POST",
                 Role.WRITER,
+                labels=self._labels,
             ),
         )
+
+    async def _labels(self, request: Request) -> Mapping[str, bytes]:
+        """Return the labels of the ledger's record. Raises `LedgerNotFound`."""
+        versioned = await (await self._client.connected()).driver.read_ledger(_ledger(request))
+        return versioned.metadata.custom_metadata
 
     async def _create(self, request: Request) -> Response:
         given = shape_of(request, "labels")
@@ -200,3 +225,11 @@ def _whole(name: str, text: str) -> int:
 
 def _text(ledger_id: int, entry_id: int, slot: int = 0) -> str:
     return str(entry_id)
+
+
+async def _given_labels(request: Request) -> Mapping[str, bytes]:
+    """Return the labels of a ledger that a request creates."""
+    labels = request.document().get("labels", {})
+    if not isinstance(labels, dict):
+        raise Problem(400, "labels has to be an object of strings")
+    return {str(name): str(value).encode() for name, value in labels.items()}

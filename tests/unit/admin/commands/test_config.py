@@ -66,9 +66,9 @@ def test_check_lists_every_mistake_with_its_line(tmp_path: pathlib.Path, run: An
     assert f"{path}:1: " not in run("config", "check", path, status=1)
     assert "/no/users cannot be read" in run("config", "check", "--config", path, status=1)
     assert "cannot be read" in run("config", "check", tmp_path / "missing.toml", status=2)
-    path.write_text('[metadata]\nuri = "zk://me:p@ss@z:1/l"\n[gateway]\nhttp_users_file = "/no/users"\n')
+    path.write_text('[metadata]\nuri = "zk://me:p@ss@z:1/l"\n[gateway]\nusers_file = "/no/users"\n')
     out = run("config", "check", path, status=1)
-    assert f"{path}:4: http_users_file: /no/users cannot be read" in out
+    assert f"{path}:4: users_file: /no/users cannot be read" in out
     assert f"{path}:2: uri: 'zk://***@z:1/l' names no ZooKeeper server in '***@z:1'" in out
     assert "ss@" not in run("config", "show", "metadata", "--config", path)
 

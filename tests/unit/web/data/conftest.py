@@ -33,7 +33,7 @@ class Site:
         runtime = self.world.runtime(host)
         self.world.disk.replace_bytes("/users", USERS.encode())
         given = {"http_host": host, "http_insecure": True, **settings}
-        config = GatewayConfig(http_port=PORT, http_users_file="/users", **given)
+        config = GatewayConfig(http_port=PORT, users_file="/users", **given)
         gateway = Gateway(
             runtime, config, ClientConfig(), lambda: MemoryDriver(self.world.metadata, runtime), ledger_routes
         )

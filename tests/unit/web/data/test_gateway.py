@@ -11,8 +11,8 @@ from tests.unit.bookie.conftest import World
 
 from bookies.config import ClientConfig, GatewayConfig
 from bookies.errors import ConfigError
+from bookies.protocol.rights import ROLES
 from bookies.web.data.gateway import Gateway
-from bookies.web.users import ROLES
 
 from .conftest import ONE, Site
 

@@ -1,0 +1,40 @@
+"""What a user may send in a second: bytes and requests, at one bookie or gateway. Excess is delayed, then refused."""
+
+from __future__ import annotations
+
+from bookies.protocol.pacing import RateLimit
+
+DELAY_S_MAX = 1.0  # what would have to wait for longer is refused; less than any client's time-out
+BURST_S = 1.0  # unused rate that may be made up for
+
+
+class Allowance:
+    """The rates of one user. `bytes_rate`, `requests_rate`: per second; None: unlimited."""
+
+    def __init__(self, bytes_rate: int | None = None, requests_rate: int | None = None) -> None:
+        self._limits = (RateLimit(bytes_rate, BURST_S), RateLimit(requests_rate, BURST_S))
+
+    def renew(self, bytes_rate: int | None, requests_rate: int | None) -> None:
+        """Change the rates; what was used before still counts."""
+        for limit, rate in zip(self._limits, (bytes_rate, requests_rate), strict=True):
+            limit.rate = rate
+
+    @property
+    def is_limited(self) -> bool:
+        return any(limit.rate is not None for limit in self._limits)
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the user may send again. `now`: monotonic clock."""
+        return max(limit.charge(0, now) for limit in self._limits)
+
+    def charge(self, size: int, requests: int, now: float) -> None:
+        """Count bytes and requests that are being served."""
+        for limit, amount in zip(self._limits, (size, requests), strict=True):
+            limit.charge(amount, now)
+
+    def holds(self, size: int, requests: int) -> bool:
+        """Report whether so many waiting bytes and requests are served within `DELAY_S_MAX`."""
+        return all(
+            limit.rate is None or amount <= limit.rate * DELAY_S_MAX
+            for limit, amount in zip(self._limits, (size, requests), strict=True)
+        )
