@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from bookies.bookie.transport.connection import Connection
 from bookies.bookie.transport.denials import Denials
 from bookies.bookie.transport.users_file import RECHECK_S, UsersFile
 from bookies.errors import BookKeeperError, Status
+from bookies.kernels import Adds
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.protocol.rights import Allowance, Role, User
@@ -47,6 +48,7 @@ LABELS_WAIT_S = 4.0  # for the metadata store; less than the time-out of clients
 LEDGERS_MAX = 100_000  # of one user whose roles are kept
 HELD_SIZE_MAX = 8 << 20  # bytes of one user's requests that wait
 HELD_REQUESTS_MAX = 10_000
+PIECE_S = 0.1  # adds that came together are served in pieces that take this long at the user's rate
 
 _NEEDED: Mapping[type, tuple[Role, str]] = {
     AddRequest: (Role.WRITER, "add"),
@@ -183,7 +185,7 @@ class _UserService:
         if account.is_free and not self._held:
             self._rights.handlers.handle(connection, requests)
             return
-        for request in requests:
+        for request in _pieces(requests, account.user):
             size, count = _cost_of(request)
             if self._is_waiting and not account.may_hold(size, count):
                 self._refuse(_Held(request, size, count))
@@ -214,22 +216,26 @@ class _UserService:
         account, now = self.account, self._rights.clock.monotonic()
         unknown = [ledger_id for ledger_id in _ledgers_of(held.request) if account.role_on(ledger_id, now) is None]
         if unknown:
-            self._is_waiting = True
+            self._wait()
             self.connection.start(self._learn(sorted(set(unknown))[:READ_AT_ONCE]))
             return
         wait_s = account.allowance.wait_s(now)
         if wait_s > DELAY_S_MAX:
             self._refuse(self._take())
         elif wait_s > 0:
-            self._is_waiting = True
+            self._wait()
             self._rights.delays += 1
-            while len(self._held) > 1 and not account.may_hold(0, 0):
-                self._refuse(self._take(is_last=True))
             asyncio.get_running_loop().call_later(wait_s, self._go_on)
         else:
             self._take()
             account.allowance.charge(held.size, held.count, now)
             ready += self._allowed(held.request, now)
+
+    def _wait(self) -> None:
+        """Let the first request wait, and as many others as may."""
+        self._is_waiting = True
+        while len(self._held) > 1 and not self.account.may_hold(0, 0):
+            self._refuse(self._take(is_last=True))
 
     def _take(self, *, is_last: bool = False) -> _Held:
         """Remove and return the first request that waits, or the last."""
@@ -286,6 +292,31 @@ class _UserService:
             labels = record.metadata.custom_metadata if isinstance(record, Versioned) else None
             self.account.learn(ledger_id, labels, now)
         self._go_on()
+
+
+def _pieces(requests: Sequence[Request], user: User) -> Iterator[Request]:
+    """Yield the requests of a user; adds that came together in pieces, each of a small part of the user's rate."""
+    for request in requests:
+        count = 0 if not isinstance(request, AddRequest) else _piece_size(request.adds, user)
+        if not isinstance(request, AddRequest) or count >= len(request.adds):
+            yield request
+            continue
+        txn_ids = request.txn_ids
+        for part in request.adds.parts():
+            for start in range(0, len(part), count):
+                stop = min(start + count, len(part))
+                records, lac = part.records.slice(start, stop).alone(), part.lacs[0]
+                adds = Adds.of(part.first_ledger_id, part.entry_ids[start:stop], records, lac)
+                yield replace(request, adds=adds, txn_ids=txn_ids and txn_ids[start:stop])
+
+
+def _piece_size(adds: Adds, user: User) -> int:
+    """Return the number of entries that take `PIECE_S` of the user's rate, at least one."""
+    if not user.is_limited:
+        return len(adds)
+    requests = len(adds) if user.requests_rate is None else user.requests_rate * PIECE_S
+    rate = user.bytes_rate
+    return max(1, int(min(requests, len(adds) if rate is None else rate * PIECE_S * len(adds) / adds.records.size)))
 
 
 def _unknown(request: Request) -> Status:

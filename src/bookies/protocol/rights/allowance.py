@@ -19,10 +19,6 @@ class Allowance:
         for limit, rate in zip(self._limits, (bytes_rate, requests_rate), strict=True):
             limit.rate = rate
 
-    @property
-    def is_limited(self) -> bool:
-        return any(limit.rate is not None for limit in self._limits)
-
     def wait_s(self, now: float) -> float:
         """Return the seconds until the user may send again. `now`: monotonic clock."""
         return max(limit.charge(0, now) for limit in self._limits)
