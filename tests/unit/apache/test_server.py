@@ -234,7 +234,7 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     "bookieAuthProviderFactoryClass": [
         (
             {"bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"},
-            {"authentication": "sasl"},
+            {"authentication": "sasl", "sasl_allowed_ids": ".*bookkeeper.*"},
         )
     ],
     "saslJaasClientAllowedIds": [

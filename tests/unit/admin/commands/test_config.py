@@ -53,7 +53,7 @@ def test_show_names_the_place_of_every_value(tmp_path: pathlib.Path, run: Any, m
 def test_check_lists_every_mistake_with_its_line(tmp_path: pathlib.Path, run: Any) -> None:
     path = tmp_path / "bk.toml"
     path.write_text(
-        '[metadata]\nuri = "xyz:1"\n[bookie]\nprot = 1\nport = 0\nsasl_users_file = "users"\nauthentication = "sasl"\n'
+        '[metadata]\nuri = "xyz:1"\n[bookie]\nprot = 1\nport = 0\nusers_file = "users"\nauthentication = "sasl"\n'
         "[client]\nplacement = 'zone'\nzones_min = 9\n"
     )
     out = run("config", "check", path, status=1)
@@ -62,7 +62,7 @@ def test_check_lists_every_mistake_with_its_line(tmp_path: pathlib.Path, run: An
     assert f"{path}:5: port = 0: a bookie on any free port needs a fixed bookie_id" in out
     assert f"{path}:10: zones_min = 9 is more than zones_desired" in out
     assert "4 problems" in out
-    path.write_text('[bookie]\nsasl_users_file = "/no/users"\nauthentication = "sasl"\n')
+    path.write_text('[bookie]\nusers_file = "/no/users"\nauthentication = "sasl"\n')
     assert f"{path}:1: " not in run("config", "check", path, status=1)
     assert "/no/users cannot be read" in run("config", "check", "--config", path, status=1)
     assert "cannot be read" in run("config", "check", tmp_path / "missing.toml", status=2)

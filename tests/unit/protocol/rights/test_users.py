@@ -38,7 +38,8 @@ def test_users_have_roles_credentials_and_limits() -> None:
     )
     assert app.is_limited
     assert users.by_credential == {
-        hash_of("one"): ann, bob.credentials[0]: bob,
+        hash_of("one"): ann,
+        bob.credentials[0]: bob,
         **dict.fromkeys(app.credentials, app),
     }
     assert (app.credential("scram-sha-256:"), app.credential("sha256:")) == (SCRAM, None)
