@@ -139,14 +139,21 @@ def test_a_denial_is_an_audit_line_and_its_repeats_are_counted(world: World, cap
             (line,) = caplog.messages
             assert line.startswith("audit.denied who=app peer=")
             assert f'call=add what="ledger {ledger_id}"' in line
-            assert 'rule="app has the role none everywhere, reader on team=a; this needs writer" requests=1' in line
+            assert (
+                'rule="app has the role none everywhere, reader on team=a; this needs writer" requests=1 others=0'
+                in line
+            )
             await asyncio.sleep(60)
             await client.ask(operation("add", ledger_id))
-            assert caplog.messages[1].endswith("requests=100")
+            assert caplog.messages[1].endswith("requests=100 others=0")
             for number in range(100):
                 await client.ask(operation("add", 1000 + number))
             assert len(caplog.messages) < 15  # other ledgers are named, a few of them
-        assert server.rights.denials.count == 201
+            await asyncio.sleep(60)
+            await client.ask(operation("add", 1000))
+            assert "others=" in caplog.messages[-1]
+            assert "others=0" not in caplog.messages[-1]
+        assert server.rights.denials.count == 202
 
     world.run(body)
 

@@ -21,13 +21,18 @@ class Denials:
         self._clock = clock
         self._told: dict[tuple[str, str, str], tuple[float, int]] = {}  # when the last line was written, denials since
         self._lines: dict[str, RateLimit] = {}  # by user
+        self._unwritten: dict[str, int] = {}  # denials of a user since its last line
 
     def denied(self, user: User, peer: str, operation: str, what: str, needed: Role) -> None:
-        """Count a denial. The first of its kind is a line, then one a minute with the count since."""
+        """Count a denial. The first of its kind is a line, then one a minute with the count since.
+
+        `others` in the line: the user's denials of other kinds since its last line, which have none.
+        """
         self.count += 1
         key, now = (user.name, operation, what), self._clock.monotonic()
         told_at, count = self._told.pop(key, (now - DENIALS_S, 0))
         count += 1
+        unwritten = self._unwritten.get(user.name, 0) + 1
         lines = self._lines.setdefault(user.name, RateLimit(LINES_RATE, LINES_BURST_S))
         if now - told_at >= DENIALS_S and lines.charge(0, now) <= 0:
             lines.charge(1, now)
@@ -39,8 +44,10 @@ class Denials:
                 what=what,
                 rule=f"{user.rights}; this needs {needed.word}",
                 requests=count,
+                others=max(0, unwritten - count),
             )
-            told_at, count = now, 0
+            told_at, count, unwritten = now, 0, 0
+        self._unwritten[user.name] = unwritten
         if len(self._told) >= DENIALS_MAX:
             del self._told[next(iter(self._told))]
         self._told[key] = told_at, count
