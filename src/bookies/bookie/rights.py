@@ -177,6 +177,7 @@ class _UserService:
         self.account = account
         self._rights = rights
         self._held: deque[_Held] = deque()
+        self._assumed: deque[int] = deque()  # bytes of the answers of reads in progress, as charged
         self._is_waiting = False  # for labels or for the rate
 
     def handle(self, connection: Connection, requests: list[Request]) -> None:
@@ -186,7 +187,7 @@ class _UserService:
             self._rights.handlers.handle(connection, requests)
             return
         for request in _pieces(requests, account.user):
-            size, count = _cost_of(request)
+            size, count = _cost_of(request, self._read_size)
             if self._is_waiting and not account.may_hold(size, count):
                 self._refuse(_Held(request, size, count))
             else:
@@ -196,8 +197,16 @@ class _UserService:
             self._go_on()
 
     def answered(self, size: int) -> None:
-        """See `connection.UserService`."""
-        self.account.allowance.charge(size, 0, self._rights.clock.monotonic())
+        """See `connection.UserService`. The size replaces the one that was assumed for a read."""
+        if self.account.user.is_limited:
+            assumed = self._assumed.popleft() if self._assumed else 0
+            self.account.allowance.charge(size - assumed, 0, self._rights.clock.monotonic())
+
+    @property
+    def _read_size(self) -> int:
+        """Return the bytes that the answer to a read is assumed to have: not more than a small part of the rate."""
+        rate = self.account.user.bytes_rate
+        return 0 if rate is None else int(min(self.connection.share.size_guess, rate * PIECE_S))
 
     def _go_on(self) -> None:
         """Serve what waits, until something has to wait for labels or for the rate."""
@@ -229,7 +238,13 @@ class _UserService:
         else:
             self._take()
             account.allowance.charge(held.size, held.count, now)
+            self._assume(held.request, held.size)
             ready += self._allowed(held.request, now)
+
+    def _assume(self, request: Request, size: int) -> None:
+        """Note what was charged for the answer to a read. The order of answers does not matter for the sum."""
+        if self.account.user.is_limited and isinstance(request, ReadRequest | BatchReadRequest):
+            self._assumed.append(size)
 
     def _wait(self) -> None:
         """Let the first request wait, and as many others as may."""
@@ -246,6 +261,7 @@ class _UserService:
     def _refuse(self, held: _Held) -> None:
         """Refuse what exceeds the rate."""
         self._rights.refusals += held.count
+        self._assume(held.request, 0)
         self._rights.handlers.refuse(self.connection, held.request, Status.TOO_MANY_REQUESTS)
 
     def _allowed(self, request: Request, now: float) -> list[Request]:
@@ -284,6 +300,7 @@ class _UserService:
             rights.labels_failed(len(ledger_ids), error)
             while self._held:
                 request = self._take().request
+                self._assume(request, 0)
                 rights.handlers.refuse(self.connection, request, _unknown(request))
             self._is_waiting = False
             return
@@ -329,11 +346,12 @@ def _is_fencing(request: Request) -> bool:
     return isinstance(request, ReadRequest | BatchReadRequest) and request.is_fencing
 
 
-def _cost_of(request: Request) -> tuple[int, int]:
-    """Return the bytes and requests that a request counts for; the bytes of reads count with their answers."""
+def _cost_of(request: Request, read_size: int) -> tuple[int, int]:
+    """Return the bytes and requests that a request counts for. `read_size`: assumed bytes of the answer to a read."""
     if isinstance(request, AddRequest):
         return request.adds.records.size, len(request.adds)
-    return 0, int(type(request) in _NEEDED)
+    is_read = isinstance(request, ReadRequest | BatchReadRequest)
+    return read_size if is_read else 0, int(type(request) in _NEEDED)
 
 
 def _ledgers_of(request: Request) -> Sequence[int]:

@@ -320,6 +320,11 @@ def test_bytes_of_answers_count_and_limited_users_do_not_delay_others(world: Wor
         (mine, mine_s), (other, other_s) = await asyncio.gather(read(client), read(peer))
         assert set(mine) == set(other) == {Status.OK}
         assert other_s < 0.1 < 0.3 < mine_s
+        await asyncio.sleep(3)
+        client.send(*[ReadRequest(3, number, ledger_id, 1) for number in range(60)])
+        statuses = [(await client.response("v3")).status for _ in range(60)]
+        assert 2 <= statuses.count(Status.OK) <= 25  # although no size is known before an answer
+        assert statuses.count(Status.OK) + statuses.count(Status.TOO_MANY_REQUESTS) == 60
 
     world.run(body)
 

@@ -48,7 +48,7 @@ class UserService(Service, Protocol):
     """Serves the requests of one connection, within the rights of its user."""
 
     def answered(self, size: int) -> None:
-        """Count bytes that were read for the user."""
+        """Count the bytes of the answer to a read."""
 
 
 class Surroundings(Struct, frozen=True):

@@ -21,7 +21,15 @@ from bookies.bookie.transport.security import Security
 from bookies.errors import RemoteProtocolError, Status, TlsFailed
 from bookies.wire.auth import Close, Effect, Encrypt, Refused, Send
 from bookies.wire.framing import PREFIX_SIZE
-from bookies.wire.messages import AuthRequest, Request, Response, StartTlsRequest, StartTlsResponse
+from bookies.wire.messages import (
+    AuthRequest,
+    BatchReadResponse,
+    ReadResponse,
+    Request,
+    Response,
+    StartTlsRequest,
+    StartTlsResponse,
+)
 from bookies.wire.server import RequestDecoder
 
 TLS_RECORD = 0x16  # first byte of a handshake
@@ -84,7 +92,7 @@ class SecureConnection(Connection):
 
     def respond(self, response: Response, answer_size: int = 0) -> None:
         """See `Connection.respond`."""
-        if answer_size and self._user_service is not None:
+        if self._user_service is not None and isinstance(response, ReadResponse | BatchReadResponse):
             self._user_service.answered(answer_size)
         super().respond(response, answer_size)
 
