@@ -35,11 +35,11 @@ PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
 # Settings of both sides.
 TLS_KEY = "PEM file with the private key of tls_certificate; empty: in the same file"
-TLS_KEY_PASSWORD = "file with the password of tls_key; empty: no password"
+TLS_KEY_PASSWORD = "file with the password of tls_key, or of a key store in tls_certificate; empty: no password"
+TLS_AUTHORITY_PASSWORD = "file with the password of tls_authority if that is a key store; empty: no password"
 TLS_VERSION = "oldest TLS version accepted: 1.2 or 1.3"
 TLS_CIPHERS = "ciphers of TLS 1.2 in OpenSSL's notation; empty: OpenSSL's defaults"
 TLS_RELOAD = "minimum time between two checks of the certificate files for changes, made when a connection opens"
-
 
 # Settings of a bookie that may change while it runs; see `bookie/live_settings.py`. An interval of 0 disables a part
 # that is created at the start, so it neither becomes 0 nor anything else.
@@ -291,10 +291,13 @@ class BookieConfig(HttpConfig):
     control: bool = setting(
         True, "listen on a local port, published in control.json, for commands such as `bk bookie gc`"
     )
-    tls_certificate: str = setting("", "PEM file with the bookie's certificate and its chain; empty: no TLS")
+    tls_certificate: str = setting(
+        "", "PEM file with the bookie's certificate and chain, or a key store; empty: no TLS"
+    )
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
-    tls_authority: str = setting("", "PEM file with the authorities that sign the certificates of clients")
+    tls_authority: str = setting("", "PEM file or key store of the authorities that sign the certificates of clients")
+    tls_authority_password_file: str = setting("", TLS_AUTHORITY_PASSWORD)
     tls_client_certificates: bool = setting(
         False, "an encrypted client must present a certificate signed by tls_authority (mutual TLS)"
     )
@@ -406,9 +409,10 @@ class ClientConfig:
     locations_banned: str = setting("", "locations, separated by commas, that get no replicas and are read from last")
     tls: bool = setting(False, "encrypt the connections to bookies")
     tls_authority: str = setting(
-        "", "PEM file with the authorities that sign bookies' certificates; empty: the system's"
+        "", "PEM file or key store of the authorities that sign bookies' certificates; empty: the system's"
     )
-    tls_certificate: str = setting("", "PEM file with the client's certificate and its chain; empty: none")
+    tls_authority_password_file: str = setting("", TLS_AUTHORITY_PASSWORD)
+    tls_certificate: str = setting("", "PEM file with the client's certificate and chain, or a key store; empty: none")
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
     tls_check_host_name: bool = setting(
@@ -491,15 +495,16 @@ def validate(config: T) -> T:
         _validate_authentication(config)
     if isinstance(config, BookieConfig | ClientConfig):
         _validate_tls(config)
-    if isinstance(config, BookieConfig | ClientConfig) and config.location and not LOCATION.fullmatch(config.location):
-        raise ConfigError(f"location = {config.location!r}: must be a path as /rack or /region/rack, without spaces")
+        if config.location and not LOCATION.fullmatch(config.location):
+            raise ConfigError(
+                f"location = {config.location!r}: must be a path as /rack or /region/rack, without spaces"
+            )
     if isinstance(config, ClientConfig):
         _validate_placement(config)
-    if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
-        raise ConfigError(
-            f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
-            f"{config.hedge_delay_max_ms}: lower the one or raise the other"
-        )
+        low, high = config.hedge_delay_min_ms, config.hedge_delay_max_ms
+        if low > high:
+            text = f"hedge_delay_min_ms = {low} is more than hedge_delay_max_ms = {high}"
+            raise ConfigError(f"{text}: lower the one or raise the other")
     return config
 
 
@@ -637,12 +642,11 @@ def _validate_authentication(config: BookieConfig) -> None:
     if config.authentication == "sasl":
         if not config.users_file:
             raise ConfigError("authentication = sasl needs users_file: without users no client can connect")
+        pattern = config.sasl_allowed_ids
         try:
-            re.compile(config.sasl_allowed_ids)
+            re.compile(pattern)
         except re.error as error:
-            raise ConfigError(
-                f"sasl_allowed_ids = {config.sasl_allowed_ids!r}: not a regular expression: {error}"
-            ) from error
+            raise ConfigError(f"sasl_allowed_ids = {pattern!r}: not a regular expression: {error}") from error
     has_users = config.authorized_roles or config.users_file
     if config.authentication == "certificate" and not (has_users and config.tls_client_certificates):
         raise ConfigError(

@@ -93,10 +93,11 @@ SERVER: tuple[Row, ...] = (
     ),
     Mapped("tlsCertificatePath", "tls_certificate", note=_TLS),
     Mapped("tlsKeyStore", "tls_key", note=_TLS),
-    Mapped("tlsKeyStoreType", "tls_key", note="PEM; other types are refused, with the command that converts them"),
+    Mapped("tlsKeyStoreType", "tls_key", note="PEM, JKS or PKCS12; a JKS or PKCS12 store becomes tls_certificate"),
     Mapped("tlsKeyStorePasswordPath", "tls_key_password_file", note=_TLS),
     Mapped("tlsTrustStore", "tls_authority", note=_TLS),
-    Mapped("tlsTrustStoreType", "tls_authority", note="as tlsKeyStoreType"),
+    Mapped("tlsTrustStoreType", "tls_authority", note="PEM, JKS or PKCS12"),
+    Mapped("tlsTrustStorePasswordPath", "tls_authority_password_file", note="not for PEM"),
     Mapped("tlsClientAuthentication", "tls_client_certificates", note=_TLS),
     *TLS_ROWS,
     Mapped("bookieAuthProviderFactoryClass", "authentication", note="SASL or roles; other classes are refused"),
@@ -354,7 +355,7 @@ SERVER: tuple[Row, ...] = (
     ),
     Unused(
         "TLS and SASL of the JVM: replaced by OpenSSL and users_file",
-        "tlsProvider tlsTrustStorePasswordPath saslJaasBookieSectionName saslJaasAuditorSectionName",
+        "tlsProvider saslJaasBookieSectionName saslJaasAuditorSectionName",
     ),
     Unused(
         "formatters of Apache's shell: ids are decimal, and `bk ledger read` prints entries unchanged",

@@ -41,7 +41,7 @@ class Listener(Protocol):
 
 
 class TlsFiles(Struct, frozen=True):
-    """Certificates of one side of TLS: paths of PEM files, empty where there is none.
+    """Certificates of one side of TLS: paths of PEM files or key stores, empty where there is none.
 
     `checks_peer`: the other side has to present a certificate that an authority (the system's when none is named) has
     signed. `asks_peer`: it may present none, but no other. `checks_host_name`: and that names the host that was
@@ -59,6 +59,7 @@ class TlsFiles(Struct, frozen=True):
     ciphers: str
     reload_interval_s: float
     asks_peer: bool = False
+    authority_password_file: str = ""
 
 
 class Encryption(Protocol):

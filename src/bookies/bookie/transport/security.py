@@ -14,6 +14,7 @@ from bookies.config import BookieConfig, ClientConfig
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.protocol.rights.users import CERTIFICATE, DIGEST_MD5, SCRAM, hash_of
 from bookies.runtime.events import Events
+from bookies.runtime.key_stores import is_key_store, read_key_store
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.wire.auth import BookieGate, Exchange, RoleExchange, Subject
 from bookies.wire.certificate import parse_certificate, pem_blocks, text_of
@@ -88,9 +89,14 @@ class Security:
     def _certificate_ends(self) -> datetime | None:
         """Return when the current certificate file expires, in UTC."""
         try:
-            blocks = pem_blocks(self._disk.read_bytes(self._config.tls_certificate).decode("latin-1"))
-            ends = [parse_certificate(data).ends for label, data in blocks if label == "CERTIFICATE"]
-        except (OSError, InvalidArgument):
+            data = self._disk.read_bytes(self._config.tls_certificate)
+            if is_key_store(data):
+                password = self._config.tls_key_password_file
+                secret = self._disk.read_bytes(password).rstrip(b"\r\n") if password else b""
+                data = read_key_store(data, secret, self._config.tls_certificate).key_and_chain
+            blocks = pem_blocks(data.decode("latin-1"))
+            ends = [parse_certificate(block).ends for label, block in blocks if label == "CERTIFICATE"]
+        except (OSError, InvalidArgument, ConfigError):
             return None  # Not loaded either; the log has the reason.
         return ends[0] if ends else None
 
@@ -140,6 +146,7 @@ def server_files(config: BookieConfig | ClientConfig, *, checks_peer: bool, asks
         key=config.tls_key,
         key_password_file=config.tls_key_password_file,
         authority=config.tls_authority,
+        authority_password_file=config.tls_authority_password_file,
         checks_peer=checks_peer,
         checks_host_name=False,
         version_min=config.tls_version_min,

@@ -182,6 +182,7 @@ def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
         key=config.tls_key,
         key_password_file=config.tls_key_password_file,
         authority=config.tls_authority,
+        authority_password_file=config.tls_authority_password_file,
         checks_peer=True,
         checks_host_name=config.tls_check_host_name,
         version_min=config.tls_version_min,
