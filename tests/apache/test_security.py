@@ -43,27 +43,27 @@ class Place:
         self.users = self.users_file("writer")
         self.jaas(PASSWORD)
 
-    def _file(self, name: str, text: str) -> str:
+    def file(self, name: str, text: str) -> str:
         (self.folder / name).write_text(text)
         return str(self.folder / name)
 
-    def users_file(self, role: str) -> str:
-        """A file of users: `USER` with this role, and an administrator who uses SCRAM."""
-        lines = f"{USER} {role} digest-md5:{secret_of_password(USER, PASSWORD).hex()}\n"
-        return self._file(
-            f"users-{role}", f"{lines}bookkeeper-admin administrator {verifier_of('admin', b'salt').text}\n"
-        )
+    def users_file(self, role: str, *grants: str) -> str:
+        """A file of users: `USER` with this role and these grants, and an administrator who uses SCRAM."""
+        lines = [f"{USER} {role} digest-md5:{secret_of_password(USER, PASSWORD).hex()}"]
+        lines += [f"{USER} {grant}" for grant in grants]
+        lines.append(f"bookkeeper-admin administrator {verifier_of('admin', b'salt').text}\n")
+        return self.file("users-rights", "\n".join(lines))
 
     def jaas(self, password: str) -> str:
         """Users of Java's bookies, and the one that Java's clients are."""
-        return self._file(
+        return self.file(
             "jaas.conf",
             f'Bookie {{ {LOGIN_MODULE} required user_{USER}="{PASSWORD}"; }};\n'
             f'BookKeeper {{ {LOGIN_MODULE} required username="{USER}" password="{password}"; }};\n',
         )
 
     def credentials(self, password: str = PASSWORD) -> dict[str, Any]:
-        path = self._file(f"credentials-{password == PASSWORD}.toml", f'username = "{USER}"\npassword = "{password}"\n')
+        path = self.file(f"credentials-{password == PASSWORD}.toml", f'username = "{USER}"\npassword = "{password}"\n')
         return {"sasl_file": path}
 
     def our_tls(self, files: Files) -> dict[str, Any]:
@@ -197,26 +197,41 @@ def test_java_clients_that_our_bookies_refuse(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "reads", "writes"), [("viewer", False, False), ("reader", True, False), ("writer", True, True)]
+    ("rights", "reads", "writes"),
+    [
+        (("viewer",), False, False),
+        (("reader",), True, False),
+        (("writer",), True, True),
+        (("none", "reader team=a"), True, False),
+        (("none", "writer team=[ab]"), True, True),
+        (("none", "administrator team=b"), False, False),
+    ],
 )
-def test_rights_of_java_clients(place: Place, role: str, reads: bool, writes: bool) -> None:
-    """They get their own exception, `BKUnauthorizedAccessException`, and do not wait for a time-out."""
+def test_rights_of_java_clients(place: Place, rights: tuple[str, ...], reads: bool, writes: bool) -> None:
+    """They get their own error for missing rights, and do not wait for a time-out."""
     admin = 'username = "bookkeeper-admin"\npassword = "admin"\nmechanism = "SCRAM-SHA-256"\n'
-    admin_settings = {"sasl_file": place._file("admin.toml", admin)}
-    quorums = {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
+    admin_settings = {"sasl_file": place.file("admin.toml", admin)}
     words = {"uri": place.uri, "password": "ledger"}
+    new = words | {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1, "labels": {"team": "a"}}
     java = java_client_settings(place, "sasl")
-    with place.serving("ours", our_bookie(place, "sasl") | {"users_file": place.users_file(role)}):
+    with place.serving("ours", our_bookie(place, "sasl") | {"users_file": place.users_file(*rights)}):
         with place.client("ours") as client:
-            created = client.ask("create", **words, **quorums, wire="v2", settings=admin_settings)
-            client.ask("append", handle=created["handle"], count=300, sizes=SIZES)
-            client.ask("close", handle=created["handle"])
+            ledger = append(client, new | {"wire": "v2", "settings": admin_settings})
         for wire in ("v2", "v3"):
             with place.client("java") as client, refused(not reads):
-                found = client.ask("read", ledger=created["ledger"], sizes=SIZES, **words, wire=wire, settings=java)
+                found = client.ask("read", ledger=ledger, sizes=SIZES, **words, wire=wire, settings=java)
                 assert (found["count"], found["good"]) == (300, 300)
-            with refused(not writes):
-                place.use("java", wire, java)
+            with place.client("java") as client, refused(not writes):
+                append(client, new | {"wire": wire, "settings": java})
+
+
+def append(client: Client, new: dict[str, Any]) -> int:
+    """Write a ledger and return its id."""
+    created = client.ask("create", **new)
+    client.ask("append", handle=created["handle"], count=300, sizes=SIZES)
+    closed = client.ask("close", handle=created["handle"])
+    assert (closed["confirmed"], closed["failure"]) == (299, ""), closed["failure"]
+    return int(created["ledger"])
 
 
 @contextlib.contextmanager

@@ -456,6 +456,24 @@ def test_roles(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     assert any("has not authenticated" in each for each in refused)
 
 
+@pytest.mark.parametrize("name", ["jks", "p12"])
+def test_key_stores(place: Place, name: str) -> None:
+    stores = pathlib.Path(__file__).parents[1] / "golden" / "key-stores"
+    password = place.file("store-password", "changeit\n")
+    identity = {"tls_certificate": f"{stores}/identity.{name}", "tls_key_password_file": password}
+    trust = {"tls_authority": f"{stores}/trust.{name}", "tls_authority_password_file": password}
+
+    async def body() -> None:
+        settings = identity | trust | {"tls_client_certificates": True, "tls_required": True}
+        async with place.bookie(**settings, authentication="certificate", authorized_roles=("app",)) as server:
+            await place.use(tls=True, **identity, **trust)
+            with pytest.raises(TlsFailed):
+                await place.use(**place.encrypted(place.authority.issue("stranger")))
+            assert "valid until" in str(server.describe()["tls"])
+
+    run(body())
+
+
 def test_certificates_of_users(place: Place) -> None:
     """A user has the rights of its lines; whose certificate names an authorized role only has all of them."""
     reader, writer, broker = (

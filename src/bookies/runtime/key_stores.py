@@ -85,7 +85,7 @@ def _read_jks(data: bytes, password: bytes) -> KeyStore:
         kind = reader.number()
         reader.text()  # the alias
         reader.skip(8)  # when it was made
-        encrypted = reader.bytes() if kind == _KEY else b""
+        encrypted = reader.block() if kind == _KEY else b""
         certificates = [reader.certificate(version) for _ in range(reader.number() if kind == _KEY else 1)]
         if kind == _KEY and not key:
             key, chain = _decrypted(encrypted, secret), certificates
@@ -146,7 +146,7 @@ class _Reader:
     def number(self) -> int:
         return int.from_bytes(self.skip(4), "big")
 
-    def bytes(self) -> bytes:
+    def block(self) -> bytes:
         return self.skip(self.number())
 
     def text(self) -> bytes:
@@ -155,7 +155,7 @@ class _Reader:
     def certificate(self, version: int) -> bytes:
         if version == 2 and (kind := self.text()) != b"X.509":
             raise ValueError(f"it has a certificate of the unknown kind {kind!r}")
-        return self.bytes()
+        return self.block()
 
 
 def _pem(label: str, data: bytes) -> bytes:

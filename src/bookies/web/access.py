@@ -108,10 +108,20 @@ class Access:
         allowance.charge(len(request.body), 1, now)
         return wait_s
 
-    def answered(self, request: Request, size: int) -> None:
-        """Count the bytes of an answer."""
-        if request.user is not None and request.user.name in self._allowances:
-            self._allowances[request.user.name].charge(size, 0, self._clock.monotonic())
+    def answered(self, request: Request, size: int) -> float:
+        """Count the bytes of an answer, and return the seconds to wait before more."""
+        if request.user is None or not request.user.is_limited:
+            return 0.0
+        allowance, now = self._allowances[request.user.name], self._clock.monotonic()
+        allowance.charge(size, 0, now)
+        return allowance.wait_s(now)
+
+    def is_current(self, request: Request) -> bool:
+        """Report whether the user of a request in progress has lost no right since it began."""
+        if request.user is None or self._users is None:
+            return True
+        later = self._users.current().by_name.get(request.user.name)
+        return later is not None and not request.user.lost_rights(later)
 
     def _identified(self, request: Request, users: UsersFile) -> User | None:
         header, by_credential = request.headers.get("authorization"), users.current().by_credential

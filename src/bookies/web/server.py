@@ -212,6 +212,8 @@ class HttpServer:
         response = await self._answer(route, request)
         if isinstance(response.body, bytes):
             self._access.answered(request, len(response.body))
+        elif request.user is not None:
+            response = replace(response, body=self._streamed(request, response.body))
         if route.body_max:
             self._audit.received(request)
         if route.is_list and not isinstance(response.body, bytes):
@@ -249,6 +251,18 @@ class HttpServer:
             return await route.handler(request)
         except BookKeeperError as error:
             raise problem_of(error) from error
+
+    async def _streamed(self, request: Request, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield a body at the rate of its user, until the user loses a right."""
+        try:
+            async for piece in body:
+                if not self._access.is_current(request):
+                    return
+                yield piece
+                await pause(self._access.answered(request, len(piece)))
+        finally:
+            if (aclose := getattr(body, "aclose", None)) is not None:
+                await aclose()
 
     async def _counted(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield a body, counted among the lists while it is sent."""

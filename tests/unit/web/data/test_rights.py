@@ -95,3 +95,22 @@ def test_rates_delay_and_then_refuse(serve: Serve) -> None:
         assert (await site.call("GET", "/logs/orders/entries", role="app")).status == 429  # its answer was long
 
     serve(body, users=user("writer log=*", "limit requests=10 bytes=10k"))
+
+
+def test_a_tail_ends_with_the_right_to_it(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await site.call("PUT", "/logs/orders", ONE)
+        client, other = await site.connect(), await site.connect()
+        for connection, token in ((client, "app"), (other, "reader")):
+            head = f"GET /api/v1/logs/orders/tail HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+            connection.send(head.encode())
+        await site.call("POST", "/logs/orders/entries", b"first")
+        await asyncio.gather(*(each.until(lambda each=each: b"first" in each.received) for each in (client, other)))
+        site.world.disk.replace_bytes("/users", site.users.replace("app reader log=*\n", "").encode())
+        await asyncio.sleep(1)
+        await site.call("POST", "/logs/orders/entries", b"second")
+        await client.end()
+        await other.until(lambda: b"second" in other.received)
+        assert b"second" not in client.received
+
+    serve(body, users=user("reader log=*"))
