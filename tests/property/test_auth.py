@@ -40,7 +40,7 @@ from bookies.wire.messages import (
     WriteLacRequest,
 )
 from bookies.wire.sasl import SaslExchange, Secrets
-from bookies.wire.scram import verifier_of
+from bookies.wire.scram import ScramClient, ScramServer, verifier_of
 
 SECRET = "the password"
 USERS = {"bookkeeper": Secrets(secret_of_password("bookkeeper", SECRET), verifier_of(SECRET, b"salt"))}
@@ -64,6 +64,16 @@ def add(version: int, ledger_id: int) -> AddRequest:
 
 
 # What somebody without the password may put into a message: pieces of good ones among them.
+users, passwords = st.sampled_from(["bookkeeper", "x"]), st.sampled_from(["", "The password", "bookkeeper"])
+
+
+def scram_final(password: str) -> bytes:
+    """The last message of SCRAM, for the challenge of `sasl`'s exchange, with a wrong password."""
+    client, server = ScramClient("bookkeeper", password or "x", "c"), ScramServer("nonce")
+    server.begin(client.first())
+    return client.respond(server.challenge(verifier_of(SECRET, b"salt"))) or b""
+
+
 payloads = (
     st.just(b"")
     | st.binary(max_size=30)
@@ -75,6 +85,9 @@ payloads = (
         st.sampled_from(["", "The password", "bookkeeper"]),
         st.sampled_from(["", "nonce", "c"]),
     )
+    | st.builds(lambda user, password: f"\0{user}\0{password}".encode(), users, passwords)
+    | st.builds(lambda user: ScramClient(user, "", "c").first(), users)
+    | st.builds(scram_final, passwords)
 )
 requests: st.SearchStrategy[Request] = st.one_of(
     st.builds(add, st.sampled_from([0, 2, 3]), ids),
