@@ -62,6 +62,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "",
     ),
     "metadata": ("interface", "formats", "shared", "embedded", "zookeeper", "etcd", ""),
+    "wire": ("", "sasl"),
     "bookie": ("transport", ""),
     "client": (
         "base",

@@ -291,9 +291,7 @@ class BookieConfig(HttpConfig):
     control: bool = setting(
         True, "listen on a local port, published in control.json, for commands such as `bk bookie gc`"
     )
-    tls_certificate: str = setting(
-        "", "PEM file with the bookie's certificate and chain, or a key store; empty: no TLS"
-    )
+    tls_certificate: str = setting("", "PEM file or key store: the bookie's certificate and its chain; empty: no TLS")
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
     tls_authority: str = setting("", "PEM file or key store of the authorities that sign the certificates of clients")
@@ -314,9 +312,7 @@ class BookieConfig(HttpConfig):
     authorized_roles: tuple[str, ...] = setting(
         (), "roles accepted with `certificate`; the first role of a client's certificate must be listed"
     )
-    sasl_allowed_ids: str = setting(
-        ".*", "regular expression; a user of users_file may connect with SASL if it matches the whole name"
-    )
+    sasl_allowed_ids: str = setting(".*", "regular expression; users whose whole name it matches may connect with SASL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,7 +408,7 @@ class ClientConfig:
         "", "PEM file or key store of the authorities that sign bookies' certificates; empty: the system's"
     )
     tls_authority_password_file: str = setting("", TLS_AUTHORITY_PASSWORD)
-    tls_certificate: str = setting("", "PEM file with the client's certificate and chain, or a key store; empty: none")
+    tls_certificate: str = setting("", "PEM file or key store: the client's certificate and its chain; empty: none")
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
     tls_check_host_name: bool = setting(

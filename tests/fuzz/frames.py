@@ -25,10 +25,10 @@ from bookies.wire.auth import BookieGate, ClientOpening, Encrypt, RoleExchange, 
 from bookies.wire.availability import pack_availability, parse_availability
 from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.client import ResponseDecoder, encode_request
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.wire.messages import AddRequest, AddResponses, BareResponse, InvalidRequest
 from bookies.wire.sasl import MECHANISMS, SaslExchange, Secrets, sasl_client
-from bookies.wire.scram import ScramClient, ScramServer, parse_plain, parse_verifier, verifier_of
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
+from bookies.wire.sasl.scram import ScramClient, ScramServer, parse_plain, parse_verifier, verifier_of
 from bookies.wire.server import RequestDecoder, encode_answers, encode_response
 
 WIRE = pathlib.Path(__file__).parents[1] / "golden" / "wire"

@@ -28,7 +28,6 @@ from bookies.metadata.uri import connect as connect_metadata
 from bookies.model import BookieId
 from bookies.runtime import aio
 from bookies.wire.client import ResponseDecoder, encode_request
-from bookies.wire.digest_md5 import DigestMd5Client, secret_of_password
 from bookies.wire.messages import (
     AuthRequest,
     AuthResponse,
@@ -43,7 +42,8 @@ from bookies.wire.messages import (
     StartTlsResponse,
 )
 from bookies.wire.sasl import MECHANISMS
-from bookies.wire.scram import verifier_of
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, secret_of_password
+from bookies.wire.sasl.scram import verifier_of
 
 pytestmark = pytest.mark.live
 

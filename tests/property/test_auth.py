@@ -19,7 +19,6 @@ from bookies.wire.auth import (
     RoleExchange,
     Send,
 )
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
 from bookies.wire.messages import (
     AddRequest,
     AddResponses,
@@ -40,7 +39,8 @@ from bookies.wire.messages import (
     WriteLacRequest,
 )
 from bookies.wire.sasl import SaslExchange, Secrets
-from bookies.wire.scram import ScramClient, ScramServer, verifier_of
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
+from bookies.wire.sasl.scram import ScramClient, ScramServer, verifier_of
 
 SECRET = "the password"
 USERS = {"bookkeeper": Secrets(secret_of_password("bookkeeper", SECRET), verifier_of(SECRET, b"salt"))}

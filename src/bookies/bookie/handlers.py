@@ -52,7 +52,7 @@ from bookies.wire.server import encode_answers
 LAC_PACKET_SIZE_MIN = 16
 INFO_TOTAL, INFO_FREE = 1, 2
 
-LAC_PACKET = struct.Struct(">qq")
+_LAC_PACKET = struct.Struct(">qq")
 
 
 class Handlers:
@@ -228,7 +228,7 @@ class Handlers:
         if len(request.body) < LAC_PACKET_SIZE_MIN:
             answer(Status.BAD_REQUEST)
             return
-        ledger_id, last_add_confirmed = LAC_PACKET.unpack_from(request.body)
+        ledger_id, last_add_confirmed = _LAC_PACKET.unpack_from(request.body)
         if ledger_id < 0:
             answer(Status.BAD_REQUEST)
             return

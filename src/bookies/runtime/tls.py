@@ -12,9 +12,9 @@ import os
 import ssl
 from typing import cast
 
+from bookies.encoding.key_stores import KeyStore, is_key_store, read_key_store
 from bookies.errors import ConfigError, TlsFailed
 from bookies.runtime.events import Events
-from bookies.runtime.key_stores import KeyStore, is_key_store, read_key_store
 from bookies.runtime.ports import Clock, TlsFiles
 
 HANDSHAKE_S = 10.0  # a peer that has not finished the handshake by then is closed

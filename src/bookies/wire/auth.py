@@ -1,7 +1,7 @@
 """Authentication of a connection, as state machines: a bookie's demands, and a client's opening steps.
 
 A bookie's connection begins closed behind a `BookieGate`, unless the bookie demands nothing. The bookie's *method*
-opens it: none at all, SASL (`wire/sasl.py`, over AUTH messages) or the client's certificate (`RoleExchange`, of
+opens it: none at all, SASL (`wire/sasl/`, over AUTH messages) or the client's certificate (`RoleExchange`, of
 Apache's `BookieAuthZFactory`); with `requires_tls` the connection has to be encrypted besides. Until then a peer gets
 `UNAUTHORIZED` for v2 adds and reads and for everything of v3, and loses the connection for the rest of v2. AUTH and
 START_TLS are accepted in either order: a Java client with both does not wait with the one for the other. Once open, a

@@ -31,7 +31,6 @@ from bookies.wire.auth import (
     roles_of,
 )
 from bookies.wire.client import ResponseDecoder
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.wire.messages import (
     AddRequest,
     AddResponses,
@@ -53,6 +52,7 @@ from bookies.wire.messages import (
     WriteLacRequest,
 )
 from bookies.wire.sasl import DIGEST_MD5, SaslExchange, Secrets, sasl_client
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.wire.server import encode_response
 
 KEY = bytes(20)

@@ -106,8 +106,8 @@ def _add(arguments: argparse.Namespace) -> Report:
 def _verifiers(name: str, password: str, has_digest_md5: bool) -> list[str]:
     """Return the credentials that check a password."""
     from bookies.errors import Unauthorized
-    from bookies.wire.digest_md5 import secret_of_password
-    from bookies.wire.scram import SALT_SIZE, verifier_of
+    from bookies.wire.sasl.digest_md5 import secret_of_password
+    from bookies.wire.sasl.scram import SALT_SIZE, verifier_of
 
     try:
         verifier = verifier_of(password, secrets.token_bytes(SALT_SIZE))

@@ -18,9 +18,9 @@ from bookies.admin.shared.common import run_async
 from bookies.admin.shared.report import Finding
 from bookies.config import ClientConfig
 from bookies.configuration import configured
+from bookies.encoding.key_stores import is_key_store
 from bookies.errors import BookKeeperError, InvalidArgument, Status
 from bookies.model import FRAME_SIZE_MAX
-from bookies.runtime.key_stores import is_key_store
 from bookies.runtime.tls import load_authorities, load_certificate
 from bookies.wire.auth import roles_of
 from bookies.wire.certificate import Certificate, parse_certificate, pem_blocks, text_of

@@ -11,15 +11,15 @@ from datetime import datetime
 
 from bookies.bookie.transport.users_file import UsersFile
 from bookies.config import BookieConfig, ClientConfig
+from bookies.encoding.key_stores import is_key_store, read_key_store
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.protocol.rights.users import CERTIFICATE, DIGEST_MD5, SCRAM, hash_of
 from bookies.runtime.events import Events
-from bookies.runtime.key_stores import is_key_store, read_key_store
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.wire.auth import BookieGate, Exchange, RoleExchange, Subject
 from bookies.wire.certificate import parse_certificate, pem_blocks, text_of
 from bookies.wire.sasl import SaslExchange, Secrets
-from bookies.wire.scram import parse_verifier
+from bookies.wire.sasl.scram import parse_verifier
 
 NONCE_BITS = 192
 DECOY_BITS = 256

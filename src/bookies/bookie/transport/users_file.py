@@ -7,9 +7,9 @@ from bookies.protocol.rights import User, Users, parse_users
 from bookies.protocol.rights.users import SCRAM
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock, Disk
-from bookies.wire.scram import parse_verifier
+from bookies.wire.sasl.scram import parse_verifier
 
-RECHECK_S = 0.4  # between two reads of the file; a revoked user has to be out within a second
+RECHECK_S = 0.2  # at least, between two reads of the file
 
 
 class UsersFile:

@@ -1,4 +1,4 @@
-"""What a user may send in a second: bytes and requests, at one bookie or gateway. Excess is delayed, then refused."""
+"""Rates of users: bytes and requests a second, at one bookie or gateway. Excess is delayed, then refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Allowance:
             limit.charge(amount, now)
 
     def holds(self, size: int, requests: int) -> bool:
-        """Report whether so many waiting bytes and requests are served within `DELAY_S_MAX`."""
+        """Report whether this number of waiting bytes and requests is served within `DELAY_S_MAX`."""
         return all(
             limit.rate is None or amount <= limit.rate * DELAY_S_MAX
             for limit, amount in zip(self._limits, (size, requests), strict=True)

@@ -29,7 +29,7 @@ from bookies.units import parse_size
 
 TOKEN, CERTIFICATE, SCRAM, DIGEST_MD5 = "sha256:", "certificate:", "scram-sha-256:", "digest-md5:"
 TOKEN_PREFIX = "bk_"  # lets scanners of repositories recognize a leaked token
-TOKEN_BITS = 256  # so many random bits that a fast hash is enough
+TOKEN_BITS = 256  # random bits; a fast hash is enough then
 LIMIT, NOWHERE = "limit", "none"
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _BASE64 = "[A-Za-z0-9+/]+={0,2}"
@@ -141,9 +141,7 @@ def parse_users(text: str) -> Users:
     for user in users.values():
         for credential in user.credentials:
             if (other := by_credential.setdefault(credential, user)) is not user:
-                raise ConfigError(
-                    f"{other.name} and {user.name} have the same credential: nobody could tell them apart"
-                )
+                raise ConfigError(f"{other.name} and {user.name} have the same credential: give each one of its own")
     return Users(users, by_credential)
 
 
@@ -172,7 +170,7 @@ def _user(name: str, lines: list[tuple[int, str, str]]) -> User:
         else:
             grants.append(Grant(given, match[1], match[2]))
     if role is None:
-        raise ConfigError(f"line {lines[0][0]}: {name} has no line with a credential, so nobody can be {name}")
+        raise ConfigError(f"line {lines[0][0]}: {name} has no line with a credential, so no client can be {name}")
     return User(name, role, tuple(credentials), tuple(grants), rates.get("bytes"), rates.get("requests"))
 
 

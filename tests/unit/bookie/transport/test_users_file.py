@@ -30,7 +30,7 @@ def test_a_changed_file_counts_and_a_damaged_one_does_not() -> None:
             ("# none", False, False),
         ):
             runtime.disk.replace_bytes("/users", text.encode())
-            await asyncio.sleep(RECHECK_S)
+            await asyncio.sleep(2 * RECHECK_S)
             found = users.current().by_credential
             assert (hash_of("one") in found, hash_of("two") in found) == (first, second)
 

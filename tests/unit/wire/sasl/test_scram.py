@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from bookies.errors import Unauthorized
-from bookies.wire.scram import (
+from bookies.wire.sasl.scram import (
     ITERATIONS_MAX,
     SIZE_MAX,
     PlainClient,

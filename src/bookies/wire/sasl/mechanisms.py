@@ -13,15 +13,15 @@ from msgspec import Struct
 
 from bookies.errors import Unauthorized
 from bookies.wire.auth import SASL, SaslClient, Subject
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
-from bookies.wire.scram import PlainClient, ScramClient, ScramServer, ScramVerifier, decoy, parse_plain
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server
+from bookies.wire.sasl.scram import PlainClient, ScramClient, ScramServer, ScramVerifier, decoy, parse_plain
 
 DIGEST_MD5, SCRAM, PLAIN = "DIGEST-MD5", "SCRAM-SHA-256", "PLAIN"
 MECHANISMS = (DIGEST_MD5, SCRAM, PLAIN)
 
 
 class Secrets(Struct, frozen=True):
-    """What a bookie knows of a user. `is_token`: decides whether a password is a token of the user."""
+    """Secrets of a user, which a bookie has. `is_token`: decides whether a password is a token of the user."""
 
     digest_md5: bytes | None = None
     scram: ScramVerifier | None = None

@@ -7,9 +7,10 @@ import logging
 from typing import Any
 
 import pytest
+from tests.unit.bookie.conftest import KEY, RawClient, World, adds
 
-from bookies.bookie.rights import HELD_REQUESTS_MAX, LABELS_S
 from bookies.bookie.server import BookieServer
+from bookies.bookie.transport.rights import HELD_REQUESTS_MAX, LABELS_S
 from bookies.client.client import Client
 from bookies.config import ClientConfig
 from bookies.errors import MetadataError, Status, Unauthorized
@@ -28,10 +29,8 @@ from bookies.wire.messages import (
     Request,
     WriteLacRequest,
 )
-from bookies.wire.sasl import SCRAM, sasl_client
-from bookies.wire.scram import verifier_of
-
-from .conftest import KEY, RawClient, World, adds
+from bookies.wire.sasl.mechanisms import SCRAM, sasl_client
+from bookies.wire.sasl.scram import verifier_of
 
 ADMIN, APP, PEER = (verifier_of(name, b"salt-" + name.encode()).text for name in ("admin", "app", "peer"))
 USERS = f"admin administrator {ADMIN}\npeer writer {PEER}\n"

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from bookies.encoding.key_stores import JKS_MAGIC, is_key_store, read_key_store
 from bookies.errors import ConfigError
-from bookies.runtime.key_stores import JKS_MAGIC, is_key_store, read_key_store
 from bookies.runtime.tls import load_authorities, load_certificate
 from bookies.wire.certificate import parse_certificate, text_of
 

@@ -13,16 +13,17 @@ and the gateway decide about these.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bookies.bookie.handlers import LAC_PACKET, LAC_PACKET_SIZE_MIN, Handlers
-from bookies.bookie.transport.connection import Connection
+from bookies.bookie.transport.connection import Connection, Service
 from bookies.bookie.transport.denials import Denials
-from bookies.bookie.transport.users_file import RECHECK_S, UsersFile
+from bookies.bookie.transport.users_file import UsersFile
 from bookies.errors import BookKeeperError, Status
 from bookies.kernels import Adds
 from bookies.metadata.interface import MetadataDriver
@@ -42,6 +43,7 @@ from bookies.wire.messages import (
     WriteLacRequest,
 )
 
+WATCH_S = 0.4  # between two looks at the file of users; a revoked user has to be out within a second
 LABELS_S = 60.0  # for which the role on a ledger is kept
 ABSENT_S = 1.0  # the same of a ledger without a record, which may be created
 LABELS_WAIT_S = 4.0  # for the metadata store; less than the time-out of clients
@@ -60,6 +62,14 @@ _NEEDED: Mapping[type, tuple[Role, str]] = {
     ListEntriesRequest: (Role.READER, "list entries"),
 }
 _FENCE = (Role.WRITER, "fence")
+_LEDGER_ID = struct.Struct(">q")  # at the start of the body of an explicit LAC
+
+
+class Handlers(Service, Protocol):
+    """Serves what is allowed, and refuses the rest."""
+
+    def refuse(self, connection: Connection, request: Request, status: Status) -> None:
+        """Answer a request about a ledger with a status, and serve nothing."""
 
 
 class _Account:
@@ -135,7 +145,7 @@ class Rights:
         """Apply changes of the file of users until cancelled: who lost a credential or a right is disconnected."""
         assert self.users is not None
         while True:
-            await asyncio.sleep(RECHECK_S)
+            await asyncio.sleep(WATCH_S)
             for service in [service for service in self._services if service.connection.is_closed]:
                 del self._services[service]
             by_name = self.users.current().by_name
@@ -355,11 +365,11 @@ def _cost_of(request: Request, read_size: int) -> tuple[int, int]:
 
 
 def _ledgers_of(request: Request) -> Sequence[int]:
-    """Return the ledgers that a request is about. An explicit LAC is of the ledger in its body, as in `Handlers`."""
+    """Return the ledgers that a request is about. An explicit LAC is about that in its body, too."""
     if isinstance(request, AddRequest):
         return request.adds.ledger_ids
-    if isinstance(request, WriteLacRequest) and len(request.body) >= LAC_PACKET_SIZE_MIN:
-        return (request.ledger_id, LAC_PACKET.unpack_from(request.body)[0])
+    if isinstance(request, WriteLacRequest) and len(request.body) >= _LEDGER_ID.size:
+        return (request.ledger_id, _LEDGER_ID.unpack_from(request.body)[0])
     if isinstance(
         request,
         ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest | ForceLedgerRequest | WriteLacRequest,

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from bookies.errors import Unauthorized
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
 
 
 def pair(user: str = "u", password: str = "p", known: str | None = None) -> tuple[DigestMd5Server, DigestMd5Client]:

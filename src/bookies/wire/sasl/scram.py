@@ -36,7 +36,7 @@ _CHALLENGE = re.compile(r"r=([\x21-\x2b\x2d-\x7e]+),s=([^,]+),i=([0-9]{1,9})(?:,
 
 
 class ScramVerifier(Struct, frozen=True):
-    """What a bookie stores of a password."""
+    """Keys that a bookie stores instead of a password."""
 
     salt: bytes
     iterations: int

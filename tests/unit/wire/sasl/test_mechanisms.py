@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bookies.errors import Unauthorized
-from bookies.wire.digest_md5 import secret_of_password
-from bookies.wire.sasl import DIGEST_MD5, MECHANISMS, PLAIN, SCRAM, SaslExchange, Secrets, sasl_client
-from bookies.wire.scram import verifier_of
+from bookies.wire.sasl.digest_md5 import secret_of_password
+from bookies.wire.sasl.mechanisms import DIGEST_MD5, MECHANISMS, PLAIN, SCRAM, SaslExchange, Secrets, sasl_client
+from bookies.wire.sasl.scram import verifier_of
 
 USERS = {
     "ann": Secrets(secret_of_password("ann", "secret"), verifier_of("secret", b"salt"), {"bk_1"}.__contains__),
