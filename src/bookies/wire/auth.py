@@ -266,7 +266,8 @@ def _bare(request: Request, operation: Operation) -> BareResponse:
 
 
 def _name_of(subject: Subject | None) -> str:
-    return ",".join(f"{name}={value}" for names in subject or () for name, value in names)[:200]
+    """Return a subject as the file of users has it: see `certificate.text_of`, which imports this module."""
+    return ", ".join(f"{name}={value}" for names in reversed(subject or ()) for name, value in names)[:200]
 
 
 # -- the client's side -----------------------------------------------------------------------------------------------
