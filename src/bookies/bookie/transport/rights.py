@@ -25,7 +25,7 @@ from bookies.bookie.transport.connection import Connection, Service
 from bookies.bookie.transport.denials import Denials
 from bookies.bookie.transport.users_file import UsersFile
 from bookies.errors import BookKeeperError, Status
-from bookies.kernels import Adds
+from bookies.kernels import Adds, Records
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.protocol.rights import Allowance, Role, User
@@ -50,6 +50,7 @@ LABELS_WAIT_S = 4.0  # for the metadata store; less than the time-out of clients
 LEDGERS_MAX = 100_000  # of one user whose roles are kept
 HELD_SIZE_MAX = 8 << 20  # bytes of one user's requests that wait
 HELD_REQUESTS_MAX = 10_000
+REFUSED_MAX = 1000  # requests of one user whose refusals wait
 PIECE_S = 0.1  # adds that came together are served in pieces that take this long at the user's rate
 
 _NEEDED: Mapping[type, tuple[Role, str]] = {
@@ -62,6 +63,7 @@ _NEEDED: Mapping[type, tuple[Role, str]] = {
     ListEntriesRequest: (Role.READER, "list entries"),
 }
 _FENCE = (Role.WRITER, "fence")
+NO_RECORDS = Records(b"", (0,))
 _LEDGER_ID = struct.Struct(">q")  # at the start of the body of an explicit LAC
 
 
@@ -80,6 +82,7 @@ class _Account:
         self.allowance = Allowance(user.bytes_rate, user.requests_rate)
         self.held_size = 0  # bytes of requests that wait
         self.held_count = 0
+        self.refused = 0  # requests whose refusals wait
         self._roles: dict[int, tuple[Role, float]] = {}  # by ledger, and until when that is kept
 
     @property
@@ -196,13 +199,16 @@ class _UserService:
         if account.is_free and not self._held:
             self._rights.handlers.handle(connection, requests)
             return
-        for request in _pieces(requests, account.user):
-            size, count = _cost_of(request, self._read_size)
-            if self._is_waiting and not account.may_hold(size, count):
-                self._refuse(_Held(request, size, count))
-            else:
-                self._held.append(_Held(request, size, count))
-                account.held(size, count)
+        for request in requests:
+            if self._is_waiting and not account.may_hold(*_first_cost(request, account.user, self._read_size)):
+                self._refuse(_Held(request, *_cost_of(request, self._read_size)))
+                continue
+            for piece in _pieces(request, account.user):
+                held = _Held(piece, *_cost_of(piece, self._read_size))
+                self._held.append(held)
+                account.held(held.size, held.count)
+            if self._is_waiting:
+                self._trim()
         if not self._is_waiting:
             self._go_on()
 
@@ -259,6 +265,10 @@ class _UserService:
     def _wait(self) -> None:
         """Let the first request wait, and as many others as may."""
         self._is_waiting = True
+        self._trim()
+
+    def _trim(self) -> None:
+        """Refuse the last of what waits, as far as it may not."""
         while len(self._held) > 1 and not self.account.may_hold(0, 0):
             self._refuse(self._take(is_last=True))
 
@@ -269,10 +279,25 @@ class _UserService:
         return held
 
     def _refuse(self, held: _Held) -> None:
-        """Refuse what exceeds the rate."""
+        """Refuse what exceeds the rate, after a while: a client that sends it again at once would cost others more."""
         self._rights.refusals += held.count
-        self._assume(held.request, 0)
-        self._rights.handlers.refuse(self.connection, held.request, Status.TOO_MANY_REQUESTS)
+        if self.account.refused < REFUSED_MAX:
+            self.account.refused += 1
+            request = held.request
+            if isinstance(request, AddRequest):  # Its answer needs no records.
+                request = replace(request, adds=replace(request.adds, records=NO_RECORDS))
+            asyncio.get_running_loop().call_later(DELAY_S_MAX, self._answer_refused, request)
+        else:
+            self._answer_now(held.request)
+
+    def _answer_refused(self, request: Request) -> None:
+        self.account.refused -= 1
+        if not self.connection.is_closed:
+            self._answer_now(request)
+
+    def _answer_now(self, request: Request) -> None:
+        self._assume(request, 0)
+        self._rights.handlers.refuse(self.connection, request, Status.TOO_MANY_REQUESTS)
 
     def _allowed(self, request: Request, now: float) -> list[Request]:
         """Return what is allowed of a request, and refuse the rest."""
@@ -321,20 +346,28 @@ class _UserService:
         self._go_on()
 
 
-def _pieces(requests: Sequence[Request], user: User) -> Iterator[Request]:
-    """Yield the requests of a user; adds that came together in pieces, each of a small part of the user's rate."""
-    for request in requests:
-        count = 0 if not isinstance(request, AddRequest) else _piece_size(request.adds, user)
-        if not isinstance(request, AddRequest) or count >= len(request.adds):
-            yield request
-            continue
-        txn_ids = request.txn_ids
-        for part in request.adds.parts():
-            for start in range(0, len(part), count):
-                stop = min(start + count, len(part))
-                records, lac = part.records.slice(start, stop).alone(), part.lacs[0]
-                adds = Adds.of(part.first_ledger_id, part.entry_ids[start:stop], records, lac)
-                yield replace(request, adds=adds, txn_ids=txn_ids and txn_ids[start:stop])
+def _pieces(request: Request, user: User) -> Iterator[Request]:
+    """Yield adds that came together in pieces, each of a small part of the user's rate; other requests as they are."""
+    count = 0 if not isinstance(request, AddRequest) else _piece_size(request.adds, user)
+    if not isinstance(request, AddRequest) or count >= len(request.adds):
+        yield request
+        return
+    txn_ids = request.txn_ids
+    for part in request.adds.parts():
+        for start in range(0, len(part), count):
+            stop = min(start + count, len(part))
+            records, lac = part.records.slice(start, stop).alone(), part.lacs[0]
+            adds = Adds.of(part.first_ledger_id, part.entry_ids[start:stop], records, lac)
+            yield replace(request, adds=adds, txn_ids=txn_ids and txn_ids[start:stop])
+
+
+def _first_cost(request: Request, user: User, read_size: int) -> tuple[int, int]:
+    """Return the bytes and requests of about the first piece of a request."""
+    size, count = _cost_of(request, read_size)
+    if not isinstance(request, AddRequest):
+        return size, count
+    piece = _piece_size(request.adds, user)
+    return size * piece // count, piece
 
 
 def _piece_size(adds: Adds, user: User) -> int:
