@@ -201,6 +201,25 @@ def test_our_client_reads_what_it_may_and_names_the_refusal(world: World) -> Non
     world.run(body)
 
 
+def test_a_leader_without_the_right_ends_at_once_and_leaves_few_ledgers(world: World) -> None:
+    async def body(world: World) -> None:
+        await start(world, app_with("writer log=orders-*"))
+        client, started = await new_client(world, "app"), world.loop.time()
+        for name, is_allowed in (("orders-1", True), ("other", False)):
+            await client.log(name).create(**ONE)
+            writer = await client.log(name).lead()
+            if is_allowed:
+                await writer.append(b"x")
+                continue
+            with pytest.raises(Unauthorized):
+                await writer.append(b"x")
+        assert world.loop.time() - started < 1
+        assert len(writer.manifest.ledger_ids) <= 2
+        await client.close()
+
+    world.run(body)
+
+
 def test_roles_are_kept_for_a_minute_and_missing_records_for_a_second(world: World) -> None:
     async def body(world: World) -> None:
         server = await start(world, app_with("reader team=a"))
