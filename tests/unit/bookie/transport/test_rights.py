@@ -10,7 +10,7 @@ import pytest
 from tests.unit.bookie.conftest import KEY, RawClient, World, adds
 
 from bookies.bookie.server import BookieServer
-from bookies.bookie.transport.rights import HELD_REQUESTS_MAX, LABELS_S
+from bookies.bookie.transport.rights import HELD_REQUESTS_MAX, LABELS_S, REFUSED_MAX
 from bookies.client.client import Client
 from bookies.config import ClientConfig
 from bookies.errors import MetadataError, Status, Unauthorized
@@ -316,6 +316,37 @@ def test_rates_delay_first_and_refuse_what_would_wait_for_long(world: World) -> 
         assert 0.5 < world.loop.time() - started < 1.5
         assert server.rights.delays > 0
         assert server.rights.refusals == 500 - served
+
+    world.run(body)
+
+
+def test_what_arrives_while_others_wait_is_refused_and_so_is_all_after_a_large_entry(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await start(world, app_with("limit requests=100 bytes=100k", role="writer"))
+        ledger_id = await new_ledger(world)
+        client = await sign_in(world, server)
+        await asyncio.sleep(1)
+
+        async def send(first: int, last: int, size: int = 10) -> None:
+            client.send(*[adds(ledger_id, [number], version=3, size=size) for number in range(first, last)])
+            await asyncio.sleep(0.01)
+
+        await send(1, 301)
+        await send(301, 501)
+        client.send(*[ReadLacRequest(3, number, ledger_id) for number in range(REFUSED_MAX + 100)])
+        answers = [(await client.response("v3")).status for _ in range(500 + REFUSED_MAX + 100)]
+        assert set(answers) == {Status.OK, Status.TOO_MANY_REQUESTS}
+        assert answers.count(Status.OK) < 220
+        await asyncio.sleep(3)
+        await send(1000, 1001, size=900_000)
+        assert (await client.response("v3")).status is Status.OK
+        started = world.loop.time()
+        await send(1001, 1002)
+        assert (await client.response("v3")).status is Status.TOO_MANY_REQUESTS
+        assert round(world.loop.time() - started) == 1  # refusals are late, so that clients do not come back at once
+        await asyncio.sleep(10)
+        await send(1001, 1002)
+        assert (await client.response("v3")).status is Status.OK
 
     world.run(body)
 
