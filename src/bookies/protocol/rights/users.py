@@ -134,7 +134,9 @@ def parse_users(text: str) -> Users:
             continue
         name, word, rest = [*line.split(None, 2), "", ""][:3]
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"line {number}: {name!r} is not a name: 1 to 64 letters, digits, and . _ @ -")
+            raise ConfigError(
+                f"line {number}: {name!r} is not a name: 1 to 64 letters, digits, and . _ @ - (`bk token add`)"
+            )
         lines.setdefault(name, []).append((number, word, rest.strip()))
     users = {name: _user(name, items) for name, items in lines.items()}
     by_credential: dict[str, User] = {}
