@@ -378,6 +378,44 @@ def test_bytes_of_answers_count_and_limited_users_do_not_delay_others(world: Wor
     world.run(body)
 
 
+def test_ten_users_at_their_rates_delay_nobody_else(world: World) -> None:
+    names = [f"user{number}" for number in range(10)]
+    lines = [f"{name} writer {verifier_of(name, name.encode()).text}\n{name} limit bytes=50k\n" for name in names]
+
+    async def body(world: World) -> None:
+        server = await start(world, (USERS + "".join(lines)).encode())
+        ledger_ids = [await new_ledger(world) for _ in range(11)]
+        peer = await sign_in(world, server, "peer")
+
+        async def p99_s(first: int) -> float:
+            times = []
+            for entry_id in range(first, first + 300):
+                started = world.loop.time()
+                assert (await peer.add(adds(ledger_ids[10], [entry_id], version=3)))[0].status is Status.OK
+                times.append(world.loop.time() - started)
+                await asyncio.sleep(0.02)
+            return sorted(times)[-4]
+
+        async def flood(name: str, ledger_id: int) -> list[Status]:
+            client, statuses = await sign_in(world, server, name), list[Status]()
+            for round_ in range(6):
+                numbers = range(1 + 100 * round_, 101 + 100 * round_)
+                statuses += [
+                    answer.status for answer in await client.add(adds(ledger_id, numbers, version=3, size=1000))
+                ]
+            return statuses
+
+        alone_s = await p99_s(1)
+        floods = [
+            asyncio.ensure_future(flood(name, ledger_id)) for name, ledger_id in zip(names, ledger_ids, strict=False)
+        ]
+        assert await p99_s(301) <= 1.2 * alone_s
+        for statuses in await asyncio.gather(*floods):
+            assert set(statuses) == {Status.OK, Status.TOO_MANY_REQUESTS}
+
+    world.run(body)
+
+
 def test_what_waits_is_bounded_and_dropped_with_its_connection(world: World) -> None:
     async def body(world: World) -> None:
         server = await start(world, app_with("writer team=a"))
