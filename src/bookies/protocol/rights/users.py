@@ -162,6 +162,9 @@ def _user(name: str, lines: list[tuple[int, str, str]]) -> User:
         if _CREDENTIAL.fullmatch(rest):
             if role not in (None, given):
                 raise ConfigError(f"line {number}: {name} has another role in a line above: give all credentials one")
+            kind = f"{rest.partition(':')[0]}:"
+            if kind in (SCRAM, DIGEST_MD5) and any(credential.startswith(kind) for credential in credentials):
+                raise ConfigError(f"line {number}: {name} has a password in a line above: a user has one")
             role = given
             credentials.append(rest)
         elif rest.startswith((TOKEN, CERTIFICATE, SCRAM, DIGEST_MD5)) or not (match := _GRANT.fullmatch(rest)):

@@ -23,6 +23,8 @@ from bookies.web.shared_client import SharedClient
 
 _LEDGER = f"{API}/ledgers/{{ledger}}"
 _ENTRIES = f"{_LEDGER}/entries"
+LABELS_S = 60.0  # for which the labels of a ledger are kept, as at bookies
+LEDGERS_MAX = 10_000  # whose labels are kept
 
 
 class LedgerEndpoints:
@@ -34,6 +36,7 @@ class LedgerEndpoints:
         self._reading = reading
         self.appended = 0  # entries
         self.repeated = 0  # entries that their ledger held already
+        self._known: dict[int, tuple[Mapping[str, bytes], float]] = {}  # labels, and until when they are kept
         shape = "ensemble=3, write_quorum=N, ack_quorum=N, digest=crc32c, labels={NAME: VALUE}"
         sequence = "Bk-Sequence=id of the first entry"
         self.routes = (
@@ -94,9 +97,16 @@ class LedgerEndpoints:
         )
 
     async def _labels(self, request: Request) -> Mapping[str, bytes]:
-        """Return the labels of the ledger's record. Raises `LedgerNotFound`."""
-        versioned = await (await self._client.connected()).driver.read_ledger(_ledger(request))
-        return versioned.metadata.custom_metadata
+        """Return the labels of the ledger's record, which is read at most once a minute. Raises `LedgerNotFound`."""
+        ledger_id, now = _ledger(request), self._writers.now()
+        labels, until = self._known.get(ledger_id, ({}, now))
+        if now >= until:
+            versioned = await (await self._client.connected()).driver.read_ledger(ledger_id)
+            labels = versioned.metadata.custom_metadata
+            if len(self._known) >= LEDGERS_MAX:
+                self._known.clear()
+            self._known[ledger_id] = labels, now + LABELS_S
+        return labels
 
     async def _create(self, request: Request) -> Response:
         given = shape_of(request, "labels")

@@ -13,7 +13,7 @@ from bookies.bookie.server import BookieServer
 from bookies.bookie.transport.rights import HELD_REQUESTS_MAX, LABELS_S, REFUSED_MAX
 from bookies.client.client import Client
 from bookies.config import ClientConfig
-from bookies.errors import MetadataError, Status, Unauthorized
+from bookies.errors import BookKeeperError, MetadataError, Status, Unauthorized
 from bookies.metadata.embedded import MemoryDriver
 from bookies.model import DigestType
 from bookies.wire import digest
@@ -296,6 +296,34 @@ def test_who_lost_a_right_is_out_within_a_second(world: World, users: bytes, is_
         assert not peer.is_lost
         if not is_out:
             assert (await client.ask(operation("add", ledger_id))).status is Status.OK
+
+    world.run(body)
+
+
+def test_a_client_follows_a_changed_password_and_keeps_the_old_one_while_its_file_is_damaged(world: World) -> None:
+    async def body(world: World) -> None:
+        await start(world, app_with(role="writer"))
+        client = await new_client(world, "app")
+        file, other = world.disk.read_bytes("/app.toml"), verifier_of("other", b"salt").text
+
+        async def is_in() -> bool:
+            await asyncio.sleep(1)
+            try:
+                await (await client.create(**ONE)).append(b"x")
+            except BookKeeperError:
+                return False
+            return True
+
+        assert await is_in()
+        world.disk.replace_bytes("/app.toml", b"half a fi")
+        world.disk.replace_bytes("/users", app_with("limit requests=1000", role="writer"))
+        assert await is_in()
+        world.disk.replace_bytes("/users", app_with(role="writer").replace(APP.encode(), other.encode()))
+        assert not await is_in()
+        world.disk.replace_bytes("/app.toml", file.replace(b'password = "app"', b'password = "other"'))
+        await asyncio.sleep(30)  # the bookie was marked as failed
+        assert await is_in()
+        await client.close()
 
     world.run(body)
 

@@ -97,6 +97,7 @@ def test_lost_rights(line: str, is_lost: bool) -> None:
         ("ann viewer scram-sha-256:4096:secret=", "needs a credential"),
         ("ann viewer =secret", "needs a credential"),
         (f"{ONE}ann viewer {hash_of('two')}", "line 2: ann has another role in a line above"),
+        (f"app none {SCRAM}\napp none {SCRAM}", "line 2: app has a password in a line above"),
         (ONE + ONE.replace("ann", "bob"), "ann and bob have the same credential"),
         ("a:b viewer sha256:00", "is not a name"),
         ("ann reader log=x", "line 1: ann has no line with a credential"),
