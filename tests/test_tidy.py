@@ -44,7 +44,7 @@ FORBIDDEN = {("storage", "wire"), ("metadata", "wire"), ("protocol", "wire"), ("
 
 # Rooms in order: a room imports only from rooms before it. "" stands for the modules of the package's own folder.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "protocol": ("pacing", "latency", "quorums", "ledger", "placement", "repair", "log"),
+    "protocol": ("pacing", "rights", "latency", "quorums", "ledger", "placement", "repair", "log"),
     "storage": (
         "disks",
         "records",
@@ -62,6 +62,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "",
     ),
     "metadata": ("interface", "formats", "shared", "embedded", "zookeeper", "etcd", ""),
+    "wire": ("", "sasl"),
     "bookie": ("transport", ""),
     "client": (
         "base",

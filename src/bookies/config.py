@@ -35,11 +35,11 @@ PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
 # Settings of both sides.
 TLS_KEY = "PEM file with the private key of tls_certificate; empty: in the same file"
-TLS_KEY_PASSWORD = "file with the password of tls_key; empty: no password"
+TLS_KEY_PASSWORD = "file with the password of tls_key, or of a key store in tls_certificate; empty: no password"
+TLS_AUTHORITY_PASSWORD = "file with the password of tls_authority if that is a key store; empty: no password"
 TLS_VERSION = "oldest TLS version accepted: 1.2 or 1.3"
 TLS_CIPHERS = "ciphers of TLS 1.2 in OpenSSL's notation; empty: OpenSSL's defaults"
 TLS_RELOAD = "minimum time between two checks of the certificate files for changes, made when a connection opens"
-
 
 # Settings of a bookie that may change while it runs; see `bookie/live_settings.py`. An interval of 0 disables a part
 # that is created at the start, so it neither becomes 0 nor anything else.
@@ -97,19 +97,19 @@ class HttpConfig:
         high=65535,
     )
     http_host: str = setting(
-        "127.0.0.1", "address on which the HTTP server listens; any but loopback needs http_users_file and http_tls"
+        "127.0.0.1", "address on which the HTTP server listens; any but loopback needs users_file and http_tls"
     )
     http_insecure: bool = setting(
-        False, "let the HTTP server listen on an address other than loopback without http_users_file or http_tls"
+        False, "let the HTTP server listen on an address other than loopback without users_file or http_tls"
     )
-    http_users_file: str = setting(
-        "", "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused"
+    users_file: str = setting(
+        "", "file of users, see `bk token add`; without it anyone may read over HTTP, and changes are refused"
     )
     http_tls: bool = setting(
         False,
         "serve HTTPS with tls_certificate; with tls_authority, users may present certificates that it has signed",
     )
-    http_open_metrics: bool = setting(False, "answer /metrics without a user although http_users_file is set")
+    http_open_metrics: bool = setting(False, "answer /metrics without a user although users_file is set")
     http_names: tuple[str, ...] = setting(
         (), "host names by which clients reach the HTTP server, beside localhost, http_host and IP addresses"
     )
@@ -291,10 +291,11 @@ class BookieConfig(HttpConfig):
     control: bool = setting(
         True, "listen on a local port, published in control.json, for commands such as `bk bookie gc`"
     )
-    tls_certificate: str = setting("", "PEM file with the bookie's certificate and its chain; empty: no TLS")
+    tls_certificate: str = setting("", "PEM file or key store: the bookie's certificate and its chain; empty: no TLS")
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
-    tls_authority: str = setting("", "PEM file with the authorities that sign the certificates of clients")
+    tls_authority: str = setting("", "PEM file or key store of the authorities that sign the certificates of clients")
+    tls_authority_password_file: str = setting("", TLS_AUTHORITY_PASSWORD)
     tls_client_certificates: bool = setting(
         False, "an encrypted client must present a certificate signed by tls_authority (mutual TLS)"
     )
@@ -306,15 +307,12 @@ class BookieConfig(HttpConfig):
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
     authentication: str = setting(
-        "none", "none, sasl (DIGEST-MD5, users in sasl_users_file) or certificate (roles in its OU)"
+        "none", "none, sasl (users of users_file) or certificate (users of users_file, or roles in its OU)"
     )
     authorized_roles: tuple[str, ...] = setting(
         (), "roles accepted with `certificate`; the first role of a client's certificate must be listed"
     )
-    sasl_users_file: str = setting("", "TOML file with a table [users]: a password for each name")
-    sasl_allowed_ids: str = setting(
-        ".*bookkeeper.*", "regular expression; a user from sasl_users_file may connect if it matches the whole name"
-    )
+    sasl_allowed_ids: str = setting(".*", "regular expression; users whose whole name it matches may connect with SASL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,9 +405,10 @@ class ClientConfig:
     locations_banned: str = setting("", "locations, separated by commas, that get no replicas and are read from last")
     tls: bool = setting(False, "encrypt the connections to bookies")
     tls_authority: str = setting(
-        "", "PEM file with the authorities that sign bookies' certificates; empty: the system's"
+        "", "PEM file or key store of the authorities that sign bookies' certificates; empty: the system's"
     )
-    tls_certificate: str = setting("", "PEM file with the client's certificate and its chain; empty: none")
+    tls_authority_password_file: str = setting("", TLS_AUTHORITY_PASSWORD)
+    tls_certificate: str = setting("", "PEM file or key store: the client's certificate and its chain; empty: none")
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
     tls_check_host_name: bool = setting(
@@ -424,7 +423,7 @@ class ClientConfig:
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
-    sasl_file: str = setting("", "TOML file with username and password for DIGEST-MD5; empty: no authentication")
+    sasl_file: str = setting("", "TOML file with username, password and mechanism; empty: no authentication")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -492,15 +491,16 @@ def validate(config: T) -> T:
         _validate_authentication(config)
     if isinstance(config, BookieConfig | ClientConfig):
         _validate_tls(config)
-    if isinstance(config, BookieConfig | ClientConfig) and config.location and not LOCATION.fullmatch(config.location):
-        raise ConfigError(f"location = {config.location!r}: must be a path as /rack or /region/rack, without spaces")
+        if config.location and not LOCATION.fullmatch(config.location):
+            raise ConfigError(
+                f"location = {config.location!r}: must be a path as /rack or /region/rack, without spaces"
+            )
     if isinstance(config, ClientConfig):
         _validate_placement(config)
-    if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
-        raise ConfigError(
-            f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
-            f"{config.hedge_delay_max_ms}: lower the one or raise the other"
-        )
+        low, high = config.hedge_delay_min_ms, config.hedge_delay_max_ms
+        if low > high:
+            text = f"hedge_delay_min_ms = {low} is more than hedge_delay_max_ms = {high}"
+            raise ConfigError(f"{text}: lower the one or raise the other")
     return config
 
 
@@ -523,10 +523,10 @@ def _validate_http(config: HttpConfig) -> None:
     is_local = host in ("localhost", "::1") or host.startswith("127.")
     if config.http_port < 0 or is_local or config.http_insecure:
         return
-    if not config.http_users_file:
+    if not config.users_file:
         raise ConfigError(
             f"http_host = {host!r}: other machines could reach the HTTP server, which has no users; name them with "
-            "http_users_file (`bk token add`), use 127.0.0.1, or allow it with http_insecure = true"
+            "users_file (`bk token add`), use 127.0.0.1, or allow it with http_insecure = true"
         )
     if not config.http_tls:
         raise ConfigError(
@@ -636,18 +636,18 @@ def _validate_authentication(config: BookieConfig) -> None:
     if config.authentication not in AUTHENTICATIONS:
         raise ConfigError(f"authentication = {config.authentication!r}: none, sasl or certificate")
     if config.authentication == "sasl":
-        if not config.sasl_users_file:
-            raise ConfigError("authentication = sasl needs sasl_users_file: without users no client can connect")
+        if not config.users_file:
+            raise ConfigError("authentication = sasl needs users_file: without users no client can connect")
+        pattern = config.sasl_allowed_ids
         try:
-            re.compile(config.sasl_allowed_ids)
+            re.compile(pattern)
         except re.error as error:
-            raise ConfigError(
-                f"sasl_allowed_ids = {config.sasl_allowed_ids!r}: not a regular expression: {error}"
-            ) from error
-    if config.authentication == "certificate" and not (config.authorized_roles and config.tls_client_certificates):
+            raise ConfigError(f"sasl_allowed_ids = {pattern!r}: not a regular expression: {error}") from error
+    has_users = config.authorized_roles or config.users_file
+    if config.authentication == "certificate" and not (has_users and config.tls_client_certificates):
         raise ConfigError(
-            "authentication = certificate needs authorized_roles, and tls_client_certificates = true: it checks the "
-            "certificates of clients"
+            "authentication = certificate needs authorized_roles or users_file, and tls_client_certificates = true: it "
+            "checks the certificates of clients"
         )
 
 

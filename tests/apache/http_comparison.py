@@ -24,8 +24,8 @@ from tests.interop.processes import Bookie, free_port, wait_until
 
 import bookies
 from bookies.metadata.uri import connect
+from bookies.protocol.rights.users import hash_of
 from bookies.runtime import aio
-from bookies.web.users import hash_of
 
 TOKEN = "bk_comparison"
 
@@ -62,7 +62,7 @@ class HttpBookie(Bookie):
         return command
 
     def _ours(self) -> list[str]:
-        return [*super()._ours(), "--set", f"http_users_file={self._users}"]
+        return [*super()._ours(), "--set", f"users_file={self._users}"]
 
     def send(self, request: HttpRequest, names: Mapping[str, str]) -> HttpAnswer:
         """Send a request, with the names of ledgers and of the bookie in it replaced."""

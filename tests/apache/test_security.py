@@ -14,6 +14,9 @@ from tests.apache.zookeeper import zookeeper_server
 from tests.fakes.certificates import Authority, Files
 from tests.interop.processes import Bookie, Client, Failed, java_client, our_client
 
+from bookies.wire.sasl.digest_md5 import secret_of_password
+from bookies.wire.sasl.scram import verifier_of
+
 pytestmark = pytest.mark.apache
 
 USER, PASSWORD = "bookkeeper-app", "päss wörd€"
@@ -37,23 +40,30 @@ class Place:
         self.bookie = self.authority.issue("bookie")
         self.app = self.authority.issue("app", units=("0:app,other",))
         self.other = self.authority.issue("other", units=("0:other",))
-        self.users = self._file("users.toml", f'[users]\n{USER} = "{PASSWORD}"\n')
+        self.users = self.users_file("writer")
         self.jaas(PASSWORD)
 
-    def _file(self, name: str, text: str) -> str:
+    def file(self, name: str, text: str) -> str:
         (self.folder / name).write_text(text)
         return str(self.folder / name)
 
+    def users_file(self, role: str, *grants: str) -> str:
+        """A file of users: `USER` with this role and these grants, and an administrator who uses SCRAM."""
+        lines = [f"{USER} {role} digest-md5:{secret_of_password(USER, PASSWORD).hex()}"]
+        lines += [f"{USER} {grant}" for grant in grants]
+        lines.append(f"bookkeeper-admin administrator {verifier_of('admin', b'salt').text}\n")
+        return self.file("users-rights", "\n".join(lines))
+
     def jaas(self, password: str) -> str:
         """Users of Java's bookies, and the one that Java's clients are."""
-        return self._file(
+        return self.file(
             "jaas.conf",
             f'Bookie {{ {LOGIN_MODULE} required user_{USER}="{PASSWORD}"; }};\n'
             f'BookKeeper {{ {LOGIN_MODULE} required username="{USER}" password="{password}"; }};\n',
         )
 
     def credentials(self, password: str = PASSWORD) -> dict[str, Any]:
-        path = self._file(f"credentials-{password == PASSWORD}.toml", f'username = "{USER}"\npassword = "{password}"\n')
+        path = self.file(f"credentials-{password == PASSWORD}.toml", f'username = "{USER}"\npassword = "{password}"\n')
         return {"sasl_file": path}
 
     def our_tls(self, files: Files) -> dict[str, Any]:
@@ -141,7 +151,7 @@ def our_bookie(place: Place, *words: str) -> dict[str, Any]:
         settings |= {"tls_certificate": place.bookie.certificate, "tls_key": place.bookie.key, "tls_required": "true"}
         settings |= {"tls_authority": place.authority.path, "tls_client_certificates": "true"}
     if "sasl" in words:
-        settings |= {"authentication": "sasl", "sasl_users_file": place.users}
+        settings |= {"authentication": "sasl", "users_file": place.users}
     if "certificate" in words:
         settings |= {"authentication": "certificate", "authorized_roles": "app"}
     return settings
@@ -184,6 +194,56 @@ def test_java_clients_that_our_bookies_refuse(place: Place) -> None:
         finally:
             place.jaas(PASSWORD)
         assert (bookie.folder / "bookie.log").read_text().count("wrong user or password") == 1
+
+
+@pytest.mark.parametrize(
+    ("rights", "reads", "writes"),
+    [
+        (("viewer",), False, False),
+        (("reader",), True, False),
+        (("writer",), True, True),
+        (("none", "reader team=a"), True, False),
+        (("none", "writer team=[ab]"), True, True),
+        (("none", "administrator team=b"), False, False),
+    ],
+)
+def test_rights_of_java_clients(place: Place, rights: tuple[str, ...], reads: bool, writes: bool) -> None:
+    """They get their own error for missing rights, and do not wait for a time-out."""
+    admin = 'username = "bookkeeper-admin"\npassword = "admin"\nmechanism = "SCRAM-SHA-256"\n'
+    admin_settings = {"sasl_file": place.file("admin.toml", admin)}
+    words = {"uri": place.uri, "password": "ledger"}
+    new = words | {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1, "labels": {"team": "a"}}
+    java = java_client_settings(place, "sasl")
+    with place.serving("ours", our_bookie(place, "sasl") | {"users_file": place.users_file(*rights)}):
+        with place.client("ours") as client:
+            ledger = append(client, new | {"wire": "v2", "settings": admin_settings})
+        for wire in ("v2", "v3"):
+            with place.client("java") as client, refused(not reads):
+                found = client.ask("read", ledger=ledger, sizes=SIZES, **words, wire=wire, settings=java)
+                assert (found["count"], found["good"]) == (300, 300)
+            with place.client("java") as client, refused(not writes):
+                append(client, new | {"wire": wire, "settings": java})
+
+
+def append(client: Client, new: dict[str, Any]) -> int:
+    """Write a ledger and return its id."""
+    created = client.ask("create", **new)
+    client.ask("append", handle=created["handle"], count=300, sizes=SIZES)
+    closed = client.ask("close", handle=created["handle"])
+    assert (closed["confirmed"], closed["failure"]) == (299, ""), closed["failure"]
+    return int(created["ledger"])
+
+
+@contextlib.contextmanager
+def refused(is_refused: bool) -> Iterator[None]:
+    """Expect Apache's error for missing rights, or none."""
+    if not is_refused:
+        yield
+        return
+    with pytest.raises((Failed, AssertionError)) as caught:
+        yield
+    assert "Timeout" not in str(caught.value)
+    assert "nauthorized" in str(caught.value) or "-102" in str(caught.value)
 
 
 # -- Java's bookies, our clients ----------------------------------------------------------------------------------

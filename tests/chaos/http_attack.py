@@ -26,7 +26,7 @@ from typing import Any
 import bookies
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.cluster.monitoring import http_address
-from bookies.web.users import hash_of
+from bookies.protocol.rights.users import hash_of
 
 SHARE_MIN = 0.98
 GROWTH_MAX = 16 << 20  # bytes
@@ -219,7 +219,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         users = pathlib.Path(folder, "users")
         users.write_text(f"admin administrator {hash_of('secret')}\n")
-        settings = {"http_port": 0, "http_users_file": str(users), "http_open_metrics": True}
+        settings = {"http_port": 0, "users_file": str(users), "http_open_metrics": True}
         with LocalCluster(pathlib.Path(folder, "bk-data"), 1, settings=settings) as cluster:
             pid = cluster.pids()[0]
             print("without any attack, so that the bookie's memory has grown as it does anyway:")

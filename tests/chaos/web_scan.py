@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import bookies
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.cluster.monitoring import http_address
-from bookies.web.users import hash_of
+from bookies.protocol.rights.users import hash_of
 
 SEVERITIES = ("info", "low", "medium", "high", "critical")
 CUT = re.compile(r"Max attack time was reached for module (\w+)")
@@ -64,7 +64,7 @@ class Target:
         self.values: dict[str, object] = dict(VALUES)
         users = folder / "users"
         users.write_text("".join(f"{role} {role} {hash_of(f'bk_{role}')}\n" for role in ROLES[1:]))
-        settings = SETTINGS | {"http_users_file": str(users)}
+        settings = SETTINGS | {"users_file": str(users)}
         self.cluster = LocalCluster(folder / "bk-data", 2, lease_ms=3000, settings=settings)
         self.cluster.enable_http()
         self.url = ""

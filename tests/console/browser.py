@@ -22,7 +22,7 @@ from typing import Any
 
 import bookies
 from bookies.admin.cluster import LocalCluster
-from bookies.web.users import hash_of
+from bookies.protocol.rights.users import hash_of
 
 TOKEN = "bk_console-test"
 PATIENCE_S = 45.0
@@ -61,7 +61,7 @@ class Console:
         self.browser = browser
         users = folder / "users"
         users.write_text(f"ada administrator {hash_of(TOKEN)}\n")
-        settings = SETTINGS | {"http_users_file": str(users)}
+        settings = SETTINGS | {"users_file": str(users)}
         self.cluster = LocalCluster(folder / "bk-data", 4, lease_ms=3000, settings=settings)
         self.cluster.start()
         self.sealed, self.markup = write(self.cluster)

@@ -21,12 +21,14 @@ from bookies.errors import (
 )
 from bookies.model import DigestType
 from bookies.wire import digest
-from bookies.wire.auth import BookieGate, ClientOpening, Encrypt, RoleExchange, SaslExchange, roles_of
+from bookies.wire.auth import BookieGate, ClientOpening, Encrypt, RoleExchange, roles_of
 from bookies.wire.availability import pack_availability, parse_availability
 from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.client import ResponseDecoder, encode_request
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
 from bookies.wire.messages import AddRequest, AddResponses, BareResponse, InvalidRequest
+from bookies.wire.sasl import MECHANISMS, SaslExchange, Secrets, sasl_client
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
+from bookies.wire.sasl.scram import ScramClient, ScramServer, parse_plain, parse_verifier, verifier_of
 from bookies.wire.server import RequestDecoder, encode_answers, encode_response
 
 WIRE = pathlib.Path(__file__).parents[1] / "golden" / "wire"
@@ -161,9 +163,13 @@ def _bodies() -> list[bytes]:
 # -- authentication ----------------------------------------------------------------------------------------------------
 
 
+FRED = secret_of_password("fred", "secret")
+USERS = {"fred": Secrets(FRED, verifier_of("secret", b"salt"))}
+
+
 def sasl(data: bytes) -> None:
-    """Both sides of DIGEST-MD5 on the same bytes; only the right response is let in."""
-    server = DigestMd5Server({"fred": "secret"}.get, "nonce")
+    """Both sides of DIGEST-MD5 and of SCRAM on the same bytes; only the right response is let in."""
+    server = DigestMd5Server({"fred": FRED}.get, "nonce")
     if accepted(Unauthorized, server.evaluate, data) is not None:
         check(server.user == "fred", "a user without a password", server.user)
     client = DigestMd5Client("fred", "secret", "cnonce")
@@ -171,18 +177,36 @@ def sasl(data: bytes) -> None:
     if answer is not None:
         check(len(answer) <= 4 * len(data) + 1024, "the response outgrows the challenge", len(answer))
     accepted(Unauthorized, client.check, data)
+    _scram(data)
+
+
+def _scram(data: bytes) -> None:
+    """Both sides of SCRAM on the same bytes, and texts of verifiers."""
+    server = ScramServer("nonce")
+    if accepted(Unauthorized, server.begin, data) is not None:
+        server.challenge(verifier_of("secret", b"salt"))
+        check(accepted(Unauthorized, server.evaluate, data) is None, "a proof without the password", server.user)
+    answer = accepted(Unauthorized, ScramClient("fred", "secret", "cnonce").respond, data)
+    if answer is not None:
+        check(len(answer) <= len(data) + 128, "the response outgrows the challenge", len(answer))
+    accepted(Unauthorized, parse_plain, data)
+    accepted(ValueError, parse_verifier, data.decode("latin-1"))
 
 
 def _sasl() -> list[bytes]:
-    challenge = DigestMd5Server({"fred": "secret"}.get, "nonce").challenge()
+    challenge = DigestMd5Server({"fred": FRED}.get, "nonce").challenge()
     response = DigestMd5Client("fred", "secret", "cnonce").respond(challenge)
-    return [challenge, response, response.replace(b"utf-8", b"latin-1"), b'a="\\"b",c=d', b"rspauth=0"]
+    scram, server = ScramClient("fred", "secret", "cnonce"), ScramServer("nonce")
+    server.begin(scram.first())
+    first = server.challenge(verifier_of("secret", b"salt"))
+    texts = [scram.first(), first, scram.respond(first) or b"", verifier_of("secret", b"salt").text.encode()]
+    return [challenge, response, response.replace(b"utf-8", b"latin-1"), b'a="\\"b",c=d', b"rspauth=0", *texts]
 
 
 def gates(data: bytes) -> None:
     """A whole connection before it is authenticated: the bookie's gate, then the client's opening."""
     kinds = (
-        lambda: SaslExchange(DigestMd5Server({"fred": "secret"}.get, "nonce"), lambda user: True),
+        lambda: SaslExchange(USERS.get, lambda user: True, "nonce", b"key"),
         lambda: RoleExchange(["herd"]),
         lambda: None,
     )
@@ -194,7 +218,7 @@ def gates(data: bytes) -> None:
         for effect in gate.received(request):
             if isinstance(effect, Encrypt):
                 gate.encrypted([[("organizationalUnitName", stream[-20:].decode("latin-1"))]])
-    client = DigestMd5Client("fred", "secret", "cnonce")
+    client = sasl_client(MECHANISMS[mode // 48 % 3], "fred", "secret", "cnonce")
     opening = ClientOpening(2 + mode // 8 % 2, ("", "start", "direct")[mode // 16 % 3], client, lambda: 1)
     opening.connected()
     wire = ("v2", "v3")[mode // 8 % 2]

@@ -15,7 +15,6 @@ from bookies.apache.client import client_options
 from bookies.apache.properties import parse_properties
 from bookies.apache.server import bookie_options
 from bookies.bookie.control import ControlServer
-from bookies.bookie.transport.security import read_users
 from bookies.client.read.offloaded import parse_index
 from bookies.client.transport.handshake import read_credentials
 from bookies.encoding.envelope import Record
@@ -25,6 +24,7 @@ from bookies.metadata.etcd import etcd_options
 from bookies.metadata.zookeeper import zk_options
 from bookies.protocol.log.log_model import parse_position
 from bookies.protocol.placement.topology import parse_fault_domains, parse_location, parse_location_lines
+from bookies.protocol.rights import parse_users
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock, Disk, Runtime
 from bookies.spark.base import envelope, offsets, options, selection
@@ -82,10 +82,11 @@ class File:
 def settings_files(data: bytes) -> None:
     """Our own files of credentials and options, and texts of settings."""
     disk = cast(Disk, File(data))
-    for read in (read_users, read_credentials, etcd_options.read_options):
+    for read in (read_credentials, etcd_options.read_options):
         accepted(ConfigError, read, disk, "options.toml")
     accepted(ConfigError, zk_options.parse_options, "options.toml", data)
     text = data.decode("utf-8", "replace")
+    accepted(ConfigError, parse_users, text)
     accepted(ConfigError, parse_fault_domains, text)
     accepted(ConfigError, parse_location_lines, text, "lines")
     location = accepted(ConfigError, parse_location, text)

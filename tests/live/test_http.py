@@ -116,7 +116,7 @@ def test_users_are_known_by_token_and_certificate_over_tls(
         1,
         lease_ms=2000,
         settings=FAST
-        | {"http_users_file": str(users), "http_tls": True}
+        | {"users_file": str(users), "http_tls": True}
         | {"tls_certificate": files.certificate, "tls_key": files.key, "tls_authority": authority.path},
     )
     cluster.start()
@@ -185,7 +185,7 @@ def test_a_port_in_use_prevents_the_start(cluster: LocalCluster, tmp_path: pathl
     assert f"http_port = {port}: cannot listen on 127.0.0.1" in done.err
     done = bk_process(*command, "--set", "http_port=0", "--set", "http_host=0.0.0.0", cwd=tmp_path)
     assert done.status == 1
-    assert "which has no users; name them with http_users_file" in done.err
+    assert "which has no users; name them with users_file" in done.err
 
 
 def test_auto_recovery_alone_is_scraped_and_probed(cluster: LocalCluster) -> None:

@@ -22,13 +22,13 @@ import bookies as bk
 from bookies.admin.verbs.tls_doctor import of_bookie
 from bookies.bookie.server import BookieServer
 from bookies.bookie.transport.connection import Connection
+from bookies.bookie.transport.secure_connection import SecureConnection
 from bookies.config import BookieConfig, validate
 from bookies.errors import BookieUnreachable, Status, TlsFailed, Unauthorized
 from bookies.metadata.uri import connect as connect_metadata
 from bookies.model import BookieId
 from bookies.runtime import aio
 from bookies.wire.client import ResponseDecoder, encode_request
-from bookies.wire.digest_md5 import DigestMd5Client
 from bookies.wire.messages import (
     AuthRequest,
     AuthResponse,
@@ -42,6 +42,9 @@ from bookies.wire.messages import (
     StartTlsRequest,
     StartTlsResponse,
 )
+from bookies.wire.sasl import MECHANISMS
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, secret_of_password
+from bookies.wire.sasl.scram import verifier_of
 
 pytestmark = pytest.mark.live
 
@@ -50,6 +53,12 @@ SIZE_MAX = 5 << 20
 HOUR = datetime.timedelta(hours=1)
 BEFORE = -10 * datetime.timedelta(days=1)
 LOOPS = [asyncio.new_event_loop, aio.new_event_loop]
+
+
+def user_lines(user: str, password: str) -> str:
+    """Return a user's lines of the file of users."""
+    digest_md5 = secret_of_password(user, password).hex()
+    return f"{user} writer {verifier_of(password, b'salt').text}\n{user} writer digest-md5:{digest_md5}\n"
 
 
 class Place:
@@ -74,11 +83,14 @@ class Place:
         return self.tls(tls_client_certificates=True, tls_authority=self.authority.path) | more
 
     def sasl(self, **more: Any) -> dict[str, Any]:
-        users = self.file("users.toml", '[users]\nbookkeeper-app = "pass \\"wörd€"\nother = "0ther"\n')
-        return {"authentication": "sasl", "sasl_users_file": users} | more
+        users = self.file("users", user_lines("bookkeeper-app", 'pass "wörd€') + user_lines("other", "0ther"))
+        return {"authentication": "sasl", "users_file": users, "sasl_allowed_ids": ".*bookkeeper.*"} | more
 
-    def credentials(self, user: str = "bookkeeper-app", password: str = 'pass \\"wörd€') -> str:
-        return self.file(f"{user}-{len(password)}.toml", f'username = "{user}"\npassword = "{password}"\n')
+    def credentials(
+        self, user: str = "bookkeeper-app", password: str = 'pass \\"wörd€', mechanism: str = "DIGEST-MD5"
+    ) -> str:
+        lines = f'username = "{user}"\npassword = "{password}"\nmechanism = "{mechanism}"\n'
+        return self.file(f"{user}-{len(password)}-{mechanism}.toml", lines)
 
     def encrypted(self, files: Files | None = None, **more: Any) -> dict[str, Any]:
         """Settings of a client with TLS."""
@@ -330,12 +342,29 @@ def test_sasl_without_tls(place: Place, wire: str, loop: Callable[[], asyncio.Ab
     async def body() -> None:
         async with place.bookie(**place.sasl()):
             await place.use(wire=wire, sasl_file=place.credentials())
+            await place.use(wire=wire, sasl_file=place.credentials(mechanism="SCRAM-SHA-256"))
+            with pytest.raises(bk.ConfigError, match="PLAIN sends the password, so it needs tls = true"):
+                await place.use(wire=wire, sasl_file=place.credentials(mechanism="PLAIN"))
+
+    run(body(), loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_sasl_inside_tls(place: Place, mechanism: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def body() -> None:
+        async with place.bookie(**place.tls(), **place.sasl(tls_required=True)):
+            for wire in ("v2", "v3"):
+                settings = place.encrypted(wire=wire)
+                await place.use(**settings, sasl_file=place.credentials(mechanism=mechanism))
+                with pytest.raises(bk.BookKeeperError):
+                    await place.use(**settings, sasl_file=place.credentials(password="wrong", mechanism=mechanism))
 
     run(body(), loop)
 
 
 def test_the_gate_is_gone_once_it_is_open(place: Place) -> None:
-    """What is served costs no more than where nobody asks."""
+    """A peer that is served has no gate before it, only the service of its user."""
 
     async def body() -> None:
         async with place.bookie() as server:
@@ -348,11 +377,11 @@ def test_the_gate_is_gone_once_it_is_open(place: Place) -> None:
             raw, client = await Raw.connect(server), DigestMd5Client("bookkeeper-app", 'pass "wörd€', "abc")
             challenge = await raw.ask(AuthRequest(3, 1, "sasl", b""))
             (connection,) = server._reception.intake.connections()
-            assert isinstance(connection, Connection)
-            assert connection._service is not server._handlers
+            assert isinstance(connection, SecureConnection)
+            gate = connection._service
             assert isinstance(challenge, AuthResponse)
             await raw.ask(AuthRequest(3, 2, "sasl", client.respond(challenge.payload)))
-            assert connection._service is server._handlers
+            assert connection._service is connection._user_service is not gate
             raw.close()
 
     run(body())
@@ -426,6 +455,50 @@ def test_roles(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     assert any("first role" in each and "commonName=other" in each for each in refused)
     assert any("names no roles" in each for each in refused)
     assert any("has not authenticated" in each for each in refused)
+
+
+@pytest.mark.parametrize("name", ["jks", "p12"])
+def test_key_stores(place: Place, name: str) -> None:
+    stores = pathlib.Path(__file__).parents[1] / "golden" / "key-stores"
+    password = place.file("store-password", "changeit\n")
+    identity = {"tls_certificate": f"{stores}/identity.{name}", "tls_key_password_file": password}
+    trust = {"tls_authority": f"{stores}/trust.{name}", "tls_authority_password_file": password}
+
+    async def body() -> None:
+        settings = identity | trust | {"tls_client_certificates": True, "tls_required": True}
+        async with place.bookie(**settings, authentication="certificate", authorized_roles=("app",)) as server:
+            await place.use(tls=True, **identity, **trust)
+            with pytest.raises(bk.BookKeeperError, match="certificate is not accepted"):
+                await place.use(**place.encrypted(place.authority.issue("stranger")))
+            assert "valid until" in str(server.describe()["tls"])
+
+    run(body())
+
+
+def test_certificates_of_users(place: Place) -> None:
+    """A user has the rights of its lines; whose certificate names an authorized role only has all of them."""
+    reader, writer, broker = (
+        place.authority.issue(name, units=("0:broker",)) for name in ("reader", "writer", "broker")
+    )
+    lines = [
+        f"{name} {name} certificate:commonName={name}, organizationalUnitName=0:broker" for name in ("reader", "writer")
+    ]
+
+    async def body() -> None:
+        users = place.file("users", "\n".join(lines))
+        async with place.bookie(**place.mutual(), authentication="certificate", users_file=users) as server:
+            await place.use(**place.encrypted(writer))
+            for files in (reader, broker):
+                with pytest.raises(Unauthorized):
+                    await place.use(**place.encrypted(files))
+            assert server.rights.denials.count >= 1
+        roles = {"authentication": "certificate", "authorized_roles": ("broker",), "users_file": users}
+        async with place.bookie(**place.mutual(), **roles):
+            await place.use(**place.encrypted(broker))
+            with pytest.raises(Unauthorized):
+                await place.use(**place.encrypted(reader))
+
+    run(body())
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -666,7 +739,7 @@ def test_a_broken_certificate_keeps_a_bookie_from_starting(place: Place) -> None
             (place.tls(tls_key=wrong), "certificate and key cannot be loaded"),
             (place.tls(tls_certificate="/nowhere.pem"), "cannot be loaded from /nowhere.pem"),
             (place.tls(tls_authority=wrong, tls_client_certificates=True), "authorities cannot be loaded"),
-            (place.sasl(sasl_users_file=wrong), "is not TOML"),
+            (place.sasl(users_file=wrong), "line 1: the role of no has to be one of"),
             (place.tls(tls_ciphers="NO-SUCH"), "tls_ciphers"),
         ):
             with pytest.raises(bk.ConfigError, match=why):

@@ -17,10 +17,8 @@ from bookies.wire.auth import (
     BookieGate,
     Close,
     RoleExchange,
-    SaslExchange,
     Send,
 )
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives
 from bookies.wire.messages import (
     AddRequest,
     AddResponses,
@@ -40,8 +38,12 @@ from bookies.wire.messages import (
     StartTlsRequest,
     WriteLacRequest,
 )
+from bookies.wire.sasl import SaslExchange, Secrets
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
+from bookies.wire.sasl.scram import ScramClient, ScramServer, verifier_of
 
 SECRET = "the password"
+USERS = {"bookkeeper": Secrets(secret_of_password("bookkeeper", SECRET), verifier_of(SECRET, b"salt"))}
 versions = st.sampled_from([0, 1, 2, 3, 256 + 7])
 v2_or_3 = st.sampled_from([2, 3])
 ids = st.integers(-1, 3)
@@ -51,6 +53,10 @@ subjects = st.none() | st.lists(
 )
 
 
+def sasl() -> SaslExchange:
+    return SaslExchange(USERS.get, lambda user: True, "nonce", b"key")
+
+
 def add(version: int, ledger_id: int) -> AddRequest:
     return add_request(
         version, ledger_id, bytes(20), [0], Records.of([bytes(40)]), -1, txn_ids=[1] if version == 3 else None
@@ -58,6 +64,16 @@ def add(version: int, ledger_id: int) -> AddRequest:
 
 
 # What somebody without the password may put into a message: pieces of good ones among them.
+users, passwords = st.sampled_from(["bookkeeper", "x"]), st.sampled_from(["", "The password", "bookkeeper"])
+
+
+def scram_final(password: str) -> bytes:
+    """The last message of SCRAM, for the challenge of `sasl`'s exchange, with a wrong password."""
+    client, server = ScramClient("bookkeeper", password or "x", "c"), ScramServer("nonce")
+    server.begin(client.first())
+    return client.respond(server.challenge(verifier_of(SECRET, b"salt"))) or b""
+
+
 payloads = (
     st.just(b"")
     | st.binary(max_size=30)
@@ -69,6 +85,9 @@ payloads = (
         st.sampled_from(["", "The password", "bookkeeper"]),
         st.sampled_from(["", "nonce", "c"]),
     )
+    | st.builds(lambda user, password: f"\0{user}\0{password}".encode(), users, passwords)
+    | st.builds(lambda user: ScramClient(user, "", "c").first(), users)
+    | st.builds(scram_final, passwords)
 )
 requests: st.SearchStrategy[Request] = st.one_of(
     st.builds(add, st.sampled_from([0, 2, 3]), ids),
@@ -107,7 +126,7 @@ def play(gate: BookieGate, moves: Sequence[object]) -> None:
 @scaled(400)
 @given(steps, st.booleans())
 def test_nobody_comes_in_without_the_password(moves: list[object], requires_tls: bool) -> None:
-    exchange = SaslExchange(DigestMd5Server({"bookkeeper": SECRET}.get, "nonce"), lambda user: True)
+    exchange = sasl()
     gate = BookieGate(exchange, requires_tls=requires_tls)
     play(gate, moves)
     assert not gate.is_open
@@ -142,9 +161,7 @@ harmless = st.one_of(
 def test_who_has_the_password_comes_in_whatever_else_he_says(
     before: list[Request], between: list[Request], version: int
 ) -> None:
-    gate = BookieGate(
-        SaslExchange(DigestMd5Server({"bookkeeper": SECRET}.get, "nonce"), lambda user: True), requires_tls=False
-    )
+    gate = BookieGate(sasl(), requires_tls=False)
     client = DigestMd5Client("bookkeeper", SECRET, "c")
     play(gate, before)
     (effect,) = gate.received(AuthRequest(version, 1, SASL, b""))

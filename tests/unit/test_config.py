@@ -58,9 +58,9 @@ MUTUAL = TLS | {"tls_authority": "ca.pem", "tls_client_certificates": True}
         (BookieConfig(**TLS, tls_client_certificates=True), "needs tls_authority"),
         (BookieConfig(**TLS, tls_version_min="1.1"), "tls_version_min = '1.1': must be 1.2 or 1.3"),
         (BookieConfig(authentication="kerberos"), "authentication = 'kerberos': none, sasl or certificate"),
-        (BookieConfig(authentication="sasl"), "needs sasl_users_file"),
-        (BookieConfig(authentication="sasl", sasl_users_file="u", sasl_allowed_ids="("), "not a regular expression"),
-        (BookieConfig(**MUTUAL, authentication="certificate"), "needs authorized_roles"),
+        (BookieConfig(authentication="sasl"), "needs users_file"),
+        (BookieConfig(authentication="sasl", users_file="u", sasl_allowed_ids="("), "not a regular expression"),
+        (BookieConfig(**MUTUAL, authentication="certificate"), "needs authorized_roles or users_file"),
         (BookieConfig(**TLS, authentication="certificate", authorized_roles=("a",)), "tls_client_certificates = true"),
         (ClientConfig(tls_authority="ca.pem"), "tls_authority without tls = true"),
         (ClientConfig(tls_certificate="c.pem"), "connections would not be encrypted"),
@@ -78,7 +78,8 @@ def test_security_that_is_complete() -> None:
     validate(
         BookieConfig(**MUTUAL, authentication="certificate", authorized_roles=("a",), tls_required=True, tls_port=0)
     )
-    validate(BookieConfig(authentication="sasl", sasl_users_file="users.toml"))
+    validate(BookieConfig(**MUTUAL, authentication="certificate", users_file="users"))
+    validate(BookieConfig(authentication="sasl", users_file="users"))
     validate(ClientConfig(tls=True, tls_port=3182, tls_certificate="c.pem", tls_authority="ca.pem"))
 
 

@@ -43,11 +43,8 @@ CLIENT: tuple[Row, ...] = (
         "tlsProviderFactoryClass", "tls", note="if set: TLS, configured by the keys below; other classes are refused"
     ),
     Mapped("clientTrustStore", "tls_authority", note=_TLS),
-    Mapped(
-        "clientTrustStoreType",
-        "tls_authority",
-        note="PEM; other types are refused, with the command that converts them",
-    ),
+    Mapped("clientTrustStoreType", "tls_authority", note="PEM, JKS or PKCS12"),
+    Mapped("clientTrustStorePasswordPath", "tls_authority_password_file", note="not for PEM"),
     Mapped(
         "tlsClientAuthentication",
         "tls_certificate",
@@ -55,7 +52,7 @@ CLIENT: tuple[Row, ...] = (
     ),
     Mapped("tlsCertificatePath", "tls_certificate", note="only with tlsClientAuthentication=true"),
     Mapped("clientKeyStore", "tls_key", note="only with tlsClientAuthentication=true"),
-    Mapped("clientKeyStoreType", "tls_key", note="as clientTrustStoreType"),
+    Mapped("clientKeyStoreType", "tls_key", note="PEM, JKS or PKCS12; a JKS or PKCS12 store becomes tls_certificate"),
     Mapped("clientKeyStorePasswordPath", "tls_key_password_file", note="only with tlsClientAuthentication=true"),
     Mapped("tlsHostnameVerificationEnabled", "tls_check_host_name", note="our default is true, Apache's is false"),
     *TLS_ROWS,
@@ -157,7 +154,7 @@ CLIENT: tuple[Row, ...] = (
     ),
     Unused(
         "TLS of the JVM, and key stores of bookies",
-        "tlsProvider startTLSTimeoutSecs clientTrustStorePasswordPath tlsKeyStoreType tlsKeyStore "
+        "tlsProvider startTLSTimeoutSecs tlsKeyStoreType tlsKeyStore "
         "tlsKeyStorePasswordPath tlsTrustStoreType tlsTrustStore tlsTrustStorePasswordPath saslJaasClientSectionName",
     ),
     Unused(

@@ -1,7 +1,7 @@
 """TLS and authentication settings from Apache's configuration, each from several keys.
 
-Apache has key stores in Java's formats and in PEM; ours are PEM. Its users and passwords are in JAAS, ours in files.
-Source: wire-protocol 5.2, 5.3.
+Apache names the format of each key store; we recognize it by the content. Its users and passwords are in JAAS, ours in
+files. Source: wire-protocol 5.2, 5.3.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ ROLES = "org.apache.bookkeeper.tls.BookieAuthZFactory"
 _PROVIDERS = ("TLSContextFactory", "SSLContextFactory")
 _VERSIONS = {"TLSv1.3": "1.3", "TLSv1.2": "1.2"}
 _NONE = ("", "null")
+ALLOWED_IDS = ".*bookkeeper.*"  # Apache's default
 
 
 def bookie_tls(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
@@ -28,11 +29,9 @@ def bookie_tls(properties: Mapping[str, str], settings: dict[str, Any], notices:
     """
     if not _is_encrypted(properties):
         return
-    settings["tls_certificate"] = properties.get("tlsCertificatePath", "")
-    _store(properties, settings, "tlsKeyStore", "tls_key")
-    _store(properties, settings, "tlsTrustStore", "tls_authority")
-    _password(properties, settings, "tlsKeyStorePasswordPath")
-    if not settings["tls_certificate"]:
+    _identity(properties, settings, "tlsKeyStore")
+    _authority(properties, settings, "tlsTrustStore")
+    if not settings.get("tls_certificate"):
         raise ConfigError(
             "tlsProviderFactoryClass: tlsCertificatePath is missing, so there is no certificate to present"
         )
@@ -46,15 +45,13 @@ def client_tls(properties: Mapping[str, str], settings: dict[str, Any], notices:
     if not _is_encrypted(properties):
         return
     settings["tls"] = True
-    _store(properties, settings, "clientTrustStore", "tls_authority")
+    _authority(properties, settings, "clientTrustStore")
     if value_of(properties, "tlsClientAuthentication", switch):
-        settings["tls_certificate"] = properties.get("tlsCertificatePath", "")
-        if not settings["tls_certificate"]:
+        _identity(properties, settings, "clientKeyStore")
+        if not settings.get("tls_certificate"):
             raise ConfigError(
                 "tlsClientAuthentication=true: tlsCertificatePath is missing: name the certificate to present"
             )
-        _store(properties, settings, "clientKeyStore", "tls_key")
-        _password(properties, settings, "clientKeyStorePasswordPath")
     checks = value_of(properties, "tlsHostnameVerificationEnabled", switch)
     if checks is not None:
         settings["tls_check_host_name"] = checks
@@ -73,24 +70,43 @@ def _is_encrypted(properties: Mapping[str, str]) -> bool:
     return True
 
 
-def _store(properties: Mapping[str, str], settings: dict[str, Any], key: str, setting: str) -> None:
-    """Set the path of a PEM file. Refuses Java's own formats."""
-    path, store_type = properties.get(key, ""), properties.get(f"{key}Type", "") or "JKS"
+def _identity(properties: Mapping[str, str], settings: dict[str, Any], key: str) -> None:
+    """Set certificate and key: a key store has both, PEM files are two. Raises `ConfigError` for unknown formats."""
+    path, is_pem = _store(properties, key)
+    if is_pem:
+        settings["tls_certificate"] = properties.get("tlsCertificatePath", "")
+    if path:
+        settings["tls_key" if is_pem else "tls_certificate"] = path
+    _password(properties, settings, f"{key}PasswordPath", "tls_key_password_file")
+
+
+def _authority(properties: Mapping[str, str], settings: dict[str, Any], key: str) -> None:
+    """Set the trusted certificates. Raises `ConfigError` for unknown formats."""
+    path, is_pem = _store(properties, key)
+    if path:
+        settings["tls_authority"] = path
+    if path and not is_pem:
+        _password(properties, settings, f"{key}PasswordPath", "tls_authority_password_file")
+
+
+def _store(properties: Mapping[str, str], key: str) -> tuple[str, bool]:
+    """Return the path of a store, empty if there is none, and whether it is a PEM file."""
+    path, store_type = properties.get(key, ""), (properties.get(f"{key}Type", "") or "JKS").upper()
     if path in _NONE:
-        return
-    if store_type.upper() != "PEM":
+        return "", True
+    if store_type not in ("PEM", "JKS", "PKCS12"):
         raise ConfigError(
-            f"{key}={path} is a store of type {store_type}, and only PEM files are read here: `keytool -importkeystore "
-            f"-srckeystore {path} -destkeystore store.p12 -deststoretype PKCS12`, then `openssl pkcs12 -in store.p12 "
-            f"-out store.pem -nodes`, and set {key}Type=PEM, {key} and tlsCertificatePath to the converted files"
+            f"{key}={path} is a store of type {store_type}, and PEM, JKS and PKCS12 are read here: convert it with "
+            f"`keytool -importkeystore -srckeystore {path} -destkeystore store.p12 -deststoretype PKCS12`, and set "
+            f"{key}Type=PKCS12 and {key}=store.p12"
         )
-    settings[setting] = path
+    return path, store_type == "PEM"
 
 
-def _password(properties: Mapping[str, str], settings: dict[str, Any], key: str) -> None:
+def _password(properties: Mapping[str, str], settings: dict[str, Any], key: str, setting: str) -> None:
     path = properties.get(key, "")
     if path not in _NONE:
-        settings["tls_key_password_file"] = path
+        settings[setting] = path
 
 
 def _details(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
@@ -122,9 +138,8 @@ def bookie_authentication(properties: Mapping[str, str], settings: dict[str, Any
         settings["authorized_roles"] = items_of(properties.get("authorizedRoles", ""))
     elif provider == SASL_BOOKIE:
         settings["authentication"] = "sasl"
-        if properties.get("saslJaasClientAllowedIds"):
-            settings["sasl_allowed_ids"] = properties["saslJaasClientAllowedIds"]
-        text = "sasl_users_file names the file with users and passwords, which Apache reads from JAAS"
+        settings["sasl_allowed_ids"] = properties.get("saslJaasClientAllowedIds") or ALLOWED_IDS
+        text = "users_file names the file with users and passwords, which Apache reads from JAAS"
         notices.append(Notice(Level.DIFFERENT, "bookieAuthProviderFactoryClass", text))
     else:
         raise ConfigError(

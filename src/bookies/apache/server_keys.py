@@ -93,10 +93,11 @@ SERVER: tuple[Row, ...] = (
     ),
     Mapped("tlsCertificatePath", "tls_certificate", note=_TLS),
     Mapped("tlsKeyStore", "tls_key", note=_TLS),
-    Mapped("tlsKeyStoreType", "tls_key", note="PEM; other types are refused, with the command that converts them"),
+    Mapped("tlsKeyStoreType", "tls_key", note="PEM, JKS or PKCS12; a JKS or PKCS12 store becomes tls_certificate"),
     Mapped("tlsKeyStorePasswordPath", "tls_key_password_file", note=_TLS),
     Mapped("tlsTrustStore", "tls_authority", note=_TLS),
-    Mapped("tlsTrustStoreType", "tls_authority", note="as tlsKeyStoreType"),
+    Mapped("tlsTrustStoreType", "tls_authority", note="PEM, JKS or PKCS12"),
+    Mapped("tlsTrustStorePasswordPath", "tls_authority_password_file", note="not for PEM"),
     Mapped("tlsClientAuthentication", "tls_client_certificates", note=_TLS),
     *TLS_ROWS,
     Mapped("bookieAuthProviderFactoryClass", "authentication", note="SASL or roles; other classes are refused"),
@@ -214,14 +215,13 @@ SERVER: tuple[Row, ...] = (
     Mapped(
         "httpServerEnabled",
         _HTTP,
-        note="true: an HTTP server on httpServerPort; its changes need users (http_users_file)",
+        note="true: an HTTP server on httpServerPort; its changes need users (users_file)",
     ),
     Mapped("httpServerPort", _HTTP, note="with httpServerEnabled=true; default 8080"),
     Different(
         "httpServerHost",
         ("", "127.0.0.1", "localhost"),
-        "the HTTP server listens on 127.0.0.1: set http_host, http_users_file and http_tls to let other machines "
-        "reach it",
+        "the HTTP server listens on 127.0.0.1: set http_host, users_file and http_tls to let other machines reach it",
     ),
     Different(
         "httpServerTlsEnable",
@@ -354,8 +354,8 @@ SERVER: tuple[Row, ...] = (
         "httpServerKeyStorePath httpServerKeyStorePassword httpServerTrustStorePath httpServerTrustStorePassword",
     ),
     Unused(
-        "TLS and SASL of the JVM: replaced by OpenSSL and sasl_users_file",
-        "tlsProvider tlsTrustStorePasswordPath saslJaasBookieSectionName saslJaasAuditorSectionName",
+        "TLS and SASL of the JVM: replaced by OpenSSL and users_file",
+        "tlsProvider saslJaasBookieSectionName saslJaasAuditorSectionName",
     ),
     Unused(
         "formatters of Apache's shell: ids are decimal, and `bk ledger read` prints entries unchanged",

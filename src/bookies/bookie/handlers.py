@@ -104,6 +104,22 @@ class Handlers:
             served.end_reads()
         self._intake.check()
 
+    def refuse(self, connection: Connection, request: Request, status: Status) -> None:
+        """Answer a request about a ledger with a status, and serve nothing."""
+        if self._served is not None:
+            self._served.began_s = self._served.clock()
+        match request:
+            case AddRequest():
+                self._refused_adds(connection, request, request.adds, status)
+            case WriteLacRequest():
+                self._finishing(self._served.lac_writes if self._served else None)(status)
+                connection.respond(WriteLacResponse(request.version, request.txn_id, status, request.ledger_id))
+            case ForceLedgerRequest():
+                self._finishing(self._served.forces if self._served else None)(status)
+                connection.respond(ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id))
+            case ReadRequest() | BatchReadRequest() | ReadLacRequest() | ListEntriesRequest():
+                self.reads.refuse(connection, request, status)
+
     def _broken(self, connection: Connection, error: Exception) -> None:
         self._events.error("request.broken", peer=connection.peer, error=error)
         connection.abort()

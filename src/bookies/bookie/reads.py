@@ -65,7 +65,7 @@ class Reads:
             except BookKeeperError as error:
                 refusal = status_of_error(error)
         if refusal is not None:
-            self._refuse(connection, request, refusal)
+            self.refuse(connection, request, refusal)
         elif durable is None and request.previous_lac is not None:
             self._start(connection, request, self._long_poll, request.previous_lac)
         elif durable is not None or request.version == 3 or not self._maybe_read_now(connection, request):
@@ -143,7 +143,8 @@ class Reads:
         self._count_size(len(body))
         connection.respond(response, len(body))
 
-    def _refuse(self, connection: Connection, request: ReadRequest | BatchReadRequest, status: Status) -> None:
+    def refuse(self, connection: Connection, request: Reading, status: Status) -> None:
+        """Answer a read with a status, and read nothing."""
         if (served := self._served) is not None:
             served.finished(served.outcomes_of(request), served.began_s, has_failed=True)
         connection.respond(_failed(request, status))
@@ -266,7 +267,7 @@ class Reads:
             except BookKeeperError as error:
                 refusal = status_of_error(error)
         if refusal is not None:
-            self._refuse(connection, request, refusal)
+            self.refuse(connection, request, refusal)
         elif durable is not None or not self._maybe_read_entries_now(connection, request):
             self._start(connection, request, self._read_entries, durable)
 

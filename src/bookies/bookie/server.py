@@ -44,6 +44,7 @@ from bookies.bookie.state import BookieState
 from bookies.bookie.storage_port import Storage
 from bookies.bookie.transport.connection import Connection, RejectedConnection, Surroundings
 from bookies.bookie.transport.pressure import Intake, ReadBudget
+from bookies.bookie.transport.rights import Rights
 from bookies.bookie.transport.secure_connection import SecureConnection
 from bookies.bookie.transport.security import Security
 from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
@@ -74,7 +75,12 @@ class Reception:
     """
 
     def __init__(
-        self, runtime: Runtime, config: BookieConfig, surroundings: Surroundings, may_serve: Callable[[], bool]
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        surroundings: Surroundings,
+        rights: Rights,
+        may_serve: Callable[[], bool],
     ) -> None:
         self.address = (config.host, config.port)
         self.tls_address: tuple[str, int] | None = None
@@ -86,6 +92,7 @@ class Reception:
         self._surroundings = surroundings
         self._may_serve = may_serve
         self.security: Security | None = None
+        self.rights = rights
         self._listeners: list[Listener] = []
         self._control: ControlServer | None = None
 
@@ -210,8 +217,9 @@ class BookieServer:
         checks = LedgerChecks(driver, self.bookie_id, storage.note_open, runtime, self._events)
         self.store.on_fences_lost = checks.fences_lost
         self._handlers = Handlers(storage, self.state, intake, reads, checks, self._events, self.served)
-        surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max)
-        self._reception = Reception(runtime, config, surroundings, self.state.may_serve)
+        rights = Rights(self._handlers, driver, runtime.clock)
+        surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max, rights.admit)
+        self._reception = Reception(runtime, config, surroundings, rights, self.state.may_serve)
         self._registration = Registration(runtime, config, driver, self.bookie_id, self.state, self._events)
         self._tasks = Tasks(self._fail)
         self._cause: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()  # of the failure
@@ -265,6 +273,11 @@ class BookieServer:
         return self._reception.tls_address
 
     @property
+    def rights(self) -> Rights:
+        """Return the rights of users."""
+        return self._reception.rights
+
+    @property
     def security(self) -> Security | None:
         """Return the demands on peers; None before the ports are open."""
         return self._reception.security
@@ -280,6 +293,10 @@ class BookieServer:
             self.served.spans = Spans(self.bookie_id, self._runtime.clock)
         try:
             await self._reception.open()
+            assert self.security is not None
+            self.rights.users = self.security.users
+            if self.rights.users is not None:
+                self._tasks.start(self.rights.watch(), f"users of {self.bookie_id}")
             locks: list[Lock] = []
             try:
                 random = self._runtime.random

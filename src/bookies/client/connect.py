@@ -62,6 +62,7 @@ class ClientSettings(TypedDict, total=False):
     locations_banned: str | None
     tls: bool | None
     tls_authority: str | None
+    tls_authority_password_file: str | None
     tls_certificate: str | None
     tls_key: str | None
     tls_key_password_file: str | None

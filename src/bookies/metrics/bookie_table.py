@@ -260,6 +260,27 @@ SERVER: tuple[Metric, ...] = (
         ("reason",),
     ),
     Metric(
+        "bookies_requests_denied_total",
+        Kind.COUNTER,
+        "rights",
+        "requests of users without the right, answered UNAUTHORIZED",
+        lambda rights: rights.denials.count,
+    ),
+    Metric(
+        "bookies_requests_over_rate_total",
+        Kind.COUNTER,
+        "rights",
+        "requests of users that exceeded their rate, answered TOO_MANY_REQUESTS",
+        lambda rights: rights.refusals,
+    ),
+    Metric(
+        "bookies_rate_delays_total",
+        Kind.COUNTER,
+        "rights",
+        "times that requests of a user waited for its rate",
+        lambda rights: rights.delays,
+    ),
+    Metric(
         "bookies_certificate_ends_seconds",
         Kind.GAUGE,
         "certificate",

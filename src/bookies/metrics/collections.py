@@ -66,6 +66,7 @@ def bookie_collection(
             "bookie": lambda: server,
             "load": server.load,
             "security": lambda: server.security,
+            "rights": lambda: server.rights if server.rights.users is not None else None,
             "certificate": lambda: server.security and server.security.certificate_ends_s(clock.monotonic()),
             "storage": lambda: StorageFacts.of(store),
             "gc": lambda: CollectionFacts.of(store),

@@ -12,6 +12,7 @@ import os
 import ssl
 from typing import cast
 
+from bookies.encoding.key_stores import KeyStore, is_key_store, read_key_store
 from bookies.errors import ConfigError, TlsFailed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock, TlsFiles
@@ -106,7 +107,8 @@ class TlsSide:
 
     def _look(self) -> Stamps:
         files = self._files
-        paths = (files.certificate, files.key, files.key_password_file, files.authority)
+        passwords = (files.key_password_file, files.authority_password_file)
+        paths = (files.certificate, files.key, files.authority, *passwords)
         return tuple(_stamp(path) for path in paths if path)
 
     def _load(self) -> ssl.SSLContext:
@@ -122,21 +124,58 @@ class TlsSide:
             except ssl.SSLError as error:
                 raise ConfigError(f"tls_ciphers = {files.ciphers!r}: OpenSSL supports none of these") from error
         if files.certificate:
-            password = _password(files.key_password_file) or files.key_password.encode()
-            try:
-                # OpenSSL must not prompt for a password.
-                context.load_cert_chain(files.certificate, files.key or None, password or "")
-            except (OSError, ValueError) as error:  # ValueError: a password that is too long
-                where = f"{files.certificate} and {files.key}" if files.key else files.certificate
-                raise ConfigError(f"certificate and key cannot be loaded from {where}: {_reason(error)}") from error
+            load_certificate(context, files.certificate, files.key, files.key_password_file, files.key_password)
         if files.authority:
-            try:
-                context.load_verify_locations(files.authority)
-            except OSError as error:
-                raise ConfigError(f"authorities cannot be loaded from {files.authority}: {_reason(error)}") from error
+            load_authorities(context, files.authority, files.authority_password_file)
         elif files.checks_peer:
             context.load_default_certs()
         return context
+
+
+def load_certificate(
+    context: ssl.SSLContext, certificate: str, key: str, password_file: str, key_password: str = ""
+) -> None:
+    """Load a certificate and its key, from PEM files or from a key store. `key_password`: if no file has it.
+
+    Raises `ConfigError`.
+    """
+    password = _password(password_file) or key_password.encode()
+    where = f"{certificate} and {key}" if key else certificate
+    try:
+        with open(certificate, "rb") as file:
+            data = file.read()
+        if is_key_store(data):
+            _load_key_store(context, read_key_store(data, password, certificate))
+        else:
+            # OpenSSL must not prompt for a password.
+            context.load_cert_chain(certificate, key or None, password or "")
+    except (OSError, ValueError) as error:  # ValueError: a password that is too long
+        raise ConfigError(f"certificate and key cannot be loaded from {where}: {_reason(error)}") from error
+
+
+def _load_key_store(context: ssl.SSLContext, store: KeyStore) -> None:
+    """Load the key of a store from memory: it must not be on a disk without its password."""
+    descriptor = os.memfd_create("key")
+    try:
+        os.write(descriptor, store.key_and_chain)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def load_authorities(context: ssl.SSLContext, path: str, password_file: str) -> None:
+    """Load trusted certificates from a PEM file or a key store. Raises `ConfigError`."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        if not is_key_store(data):
+            context.load_verify_locations(path)
+        elif trusted := read_key_store(data, _password(password_file), path).authorities:
+            context.load_verify_locations(cadata=trusted)
+        else:
+            raise ConfigError(f"the key store {path} has no trusted certificate: tls_authority needs one")
+    except OSError as error:
+        raise ConfigError(f"authorities cannot be loaded from {path}: {_reason(error)}") from error
 
 
 def _hand_over(transport: asyncio.Transport, data: bytes) -> None:
@@ -168,7 +207,7 @@ def _password(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read().rstrip(b"\r\n")
     except OSError as error:
-        raise ConfigError(f"tls_key_password_file {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"the password file {path} cannot be read: {error.strerror}") from error
 
 
 def _reason(error: OSError | ValueError) -> str:

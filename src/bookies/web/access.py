@@ -6,20 +6,25 @@ Source: operations 5.3.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 
+from bookies.bookie.transport.denials import Denials
+from bookies.bookie.transport.users_file import UsersFile
+from bookies.protocol.rights import Allowance, Role, User
+from bookies.protocol.rights.allowance import DELAY_S_MAX
+from bookies.protocol.rights.users import CERTIFICATE, hash_of
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 from bookies.web.messages import Problem, Request
 from bookies.web.routes import Route, host_name
-from bookies.web.users import CERTIFICATE, Role, User, UsersFile, hash_of
 from bookies.wire.certificate import text_of
 
 FAILURES_MAX = 5  # wrong tokens of one peer in a minute; more are answered 429
 WINDOW_S = 60.0
 PEERS_MAX = 1000  # peers whose failures are counted
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="bookies"'}
-_ADD_USER = "`bk token add NAME --role {} --users FILE` creates a token; http_users_file names the file"
+_ADD_USER = "`bk token add NAME --role {} --users FILE` creates a token; users_file names the file"
 
 
 class Access:
@@ -37,6 +42,8 @@ class Access:
         self._scheme = scheme
         self._open_metrics = open_metrics
         self._events = Events("http", clock)
+        self._denials = Denials(clock)
+        self._allowances: dict[str, Allowance] = {}  # by user
         self._failures: dict[str, tuple[float, int]] = {}  # by peer: start of the window, wrong tokens in it
 
     def check_source(self, request: Request, *, changes: bool) -> None:
@@ -57,7 +64,10 @@ class Access:
             raise Problem(403, f"the request comes from a page of another site ({origin or 'no Origin'})")
 
     def user_of(self, request: Request, route: Route) -> User | None:
-        """Return the user of a request, who may call this endpoint; None if it needs none. Raises `Problem`."""
+        """Return the user of a request, who may call this endpoint; None if it needs none. Raises `Problem`.
+
+        An endpoint of a ledger or log may have to be checked again with `check_labels`.
+        """
         role = Role.ANYONE if route.path == "/metrics" and self._open_metrics else route.role
         if role is Role.ANYONE or (self._users is None and not route.changes):
             return None
@@ -71,21 +81,58 @@ class Access:
                 "send the header `Authorization: Bearer TOKEN`; " + _ADD_USER.format(role.word),
                 _CHALLENGE,
             )
-        if user.role < role:
-            self._refused(request, route, user.name)
-            raise Problem(
-                403,
-                f"{user.name} is {user.role.word}: {route.method} {route.path} needs the role {role.word}",
-                f"let a user with the role {role.word} do it",
-            )
+        if (user.role if route.labels is None else user.highest_role) < role:
+            raise self._refused(request, route, user)
         return user
 
+    def check_labels(self, request: Request, route: Route, labels: Mapping[str, bytes] | None) -> None:
+        """Refuse a request about a ledger or log with these labels, on which the user lacks the role. Raises `Problem`.
+
+        `labels`: None if there is no such ledger.
+        """
+        assert request.user is not None
+        if request.user.role_on(labels) < route.role:
+            raise self._refused(request, route, request.user)
+
+    def delay_s(self, request: Request) -> float:
+        """Count a request of a user who has a rate, and return the seconds to wait before it. Raises `Problem`."""
+        user = request.user
+        if user is None or not user.is_limited:
+            return 0.0
+        now, allowance = self._clock.monotonic(), self._allowances.setdefault(user.name, Allowance())
+        allowance.renew(user.bytes_rate, user.requests_rate)
+        wait_s = allowance.wait_s(now)
+        if wait_s > DELAY_S_MAX:
+            retry = {"Retry-After": str(math.ceil(wait_s))}
+            raise Problem(429, f"{user.name} exceeds its rate, which users_file sets", headers=retry)
+        allowance.charge(len(request.body), 1, now)
+        return wait_s
+
+    def answered(self, request: Request, size: int) -> float:
+        """Count the bytes of an answer, and return the seconds to wait before more."""
+        if request.user is None or not request.user.is_limited:
+            return 0.0
+        allowance, now = self._allowances[request.user.name], self._clock.monotonic()
+        allowance.charge(size, 0, now)
+        return allowance.wait_s(now)
+
+    def is_current(self, request: Request) -> bool:
+        """Report whether the user of a request in progress has lost no right since it began."""
+        if request.user is None or self._users is None:
+            return True
+        later = self._users.current().by_name.get(request.user.name)
+        return later is not None and not request.user.lost_rights(later)
+
     def _identified(self, request: Request, users: UsersFile) -> User | None:
-        header = request.headers.get("authorization")
+        header, by_credential = request.headers.get("authorization"), users.current().by_credential
         if header is None:
-            return users.find(f"{CERTIFICATE}{text_of(request.subject)}") if request.subject is not None else None
+            return (
+                users.current().by_credential.get(f"{CERTIFICATE}{text_of(request.subject)}")
+                if request.subject is not None
+                else None
+            )
         kind, _, token = header.partition(" ")
-        user = users.find(hash_of(token.strip())) if kind.lower() == "bearer" else None
+        user = by_credential.get(hash_of(token.strip())) if kind.lower() == "bearer" else None
         if user is not None:
             return user
         now = self._clock.monotonic()
@@ -101,9 +148,15 @@ class Access:
             raise Problem(429, "too many unknown tokens from this address", headers=retry)
         raise Problem(401, "the token is unknown or was revoked", _ADD_USER.format("viewer"), _CHALLENGE)
 
-    def _refused(self, request: Request, route: Route, name: str) -> None:
-        cause = f"{name} lacks the role {route.role.word}"
-        self._events.warning("http.denied", peer=request.peer, path=request.path, cause=cause)
+    def _refused(self, request: Request, route: Route, user: User) -> Problem:
+        """Return the answer to a user who lacks a role, and write the audit line."""
+        word = route.role.word
+        self._denials.denied(user, request.peer, request.method, request.path, route.role)
+        return Problem(
+            403,
+            f"{user.rights}: {request.method} {request.path} needs the role {word}",
+            f"let a user with the role {word} do it, or give the role to {user.name} in users_file",
+        )
 
 
 def _is_address(name: str) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 from bookies.bookie.server import BookieServer
 from bookies.errors import BookKeeperError
 from bookies.model import BookieId, BookieMode
+from bookies.protocol.rights import Role
 from bookies.web.apache_bookie import API
 from bookies.web.jobs import Jobs
 from bookies.web.messages import Problem, Request, Response, json_response, text
 from bookies.web.routes import Handler, Route
 from bookies.web.shared_client import Connected
-from bookies.web.users import Role
 
 SANITY_S = 10.0  # for a check of sanity
 SANITY_AGE_S = 5.0  # of a result that is shared

@@ -19,11 +19,11 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import Mark
 from bookies.model import BookieId, BookieMode, LedgerMetadata
+from bookies.protocol.rights import Role
 from bookies.runtime.ports import Clock
 from bookies.web.apache_bookie import API
 from bookies.web.messages import JSON, Problem, Request, Response, json_array, json_object, json_response, text
 from bookies.web.routes import Route
-from bookies.web.users import Role
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
-from bookies.web.users import User
+from bookies.protocol.rights import User
 from bookies.wire.auth import Subject
 
 TEXT = "text/plain; charset=utf-8"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bookies.protocol.rights import Role
 from bookies.web.messages import PROBLEM
 from bookies.web.routes import Route, named
-from bookies.web.users import Role
 
 PATH = "/openapi.json"
 

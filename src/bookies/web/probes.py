@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from bookies.metrics.exposition import CONTENT_TYPE, exposition
 from bookies.metrics.health import Condition, Health
 from bookies.metrics.metric import Collection
+from bookies.protocol.rights import Role
 from bookies.runtime.ports import Clock
 from bookies.web.messages import JSON, Request, Response, json_response, text
 from bookies.web.routes import Handler, Route
-from bookies.web.users import Role
 
 SCRAPE_COST = 5  # requests of the server's rate: a scrape takes some 4 ms of processor time
 SLICE_SIZE = 8 << 10  # bytes of metrics between two of which the loop does other work

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from bookies.protocol.rights import Role
 from bookies.web.messages import Problem, Request, Response
-from bookies.web.users import Role
 
 Handler = Callable[[Request], Awaitable[Response]]
 _PLACEHOLDER = re.compile(r"{(\w+)}")
@@ -27,7 +27,8 @@ class Route(Struct, frozen=True):
     lowest that may call it. `is_probe`: answered under any name of the host, and while many connections are open.
     `is_list`: may be long, so few run at a time. `writes`: a GET that changes something nevertheless. `body_max`: bytes
     of a body that is data and no JSON object; the audit has no line for each of these. `cost`: requests that a call
-    counts for. What costs more than one has a budget of its own.
+    counts for. What costs more than one has a budget of its own. `labels`: returns those of the ledger or log that a
+    request is about, for users with the role on some only; None, or if it returns None: the role is needed everywhere.
     """
 
     path: str
@@ -42,6 +43,7 @@ class Route(Struct, frozen=True):
     writes: bool = False
     body_max: int = 0
     cost: int = 1
+    labels: Callable[[Request], Awaitable[Mapping[str, bytes] | None]] | None = None
 
     @property
     def changes(self) -> bool:

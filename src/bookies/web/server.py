@@ -198,6 +198,8 @@ class HttpServer:
             raise self._routes.refusal(request)
         route, values = match
         request = replace(request, values=values, user=self._access.user_of(request, route))
+        await pause(self._access.delay_s(request))
+        await self._check_labels(route, request)
         if not is_probe and len(self._connections) > self._config.http_connections_max - KEPT_FOR_PROBES:
             raise Problem(503, "too many connections", headers={"Retry-After": "1"})
         if route.is_list and self._lists >= LISTS_MAX:
@@ -208,11 +210,28 @@ class HttpServer:
             if "dry_run" not in {**named(route.parameters), **named(route.body)}:
                 raise Problem(400, f"{route.method} {route.path} has no dry run")
         response = await self._answer(route, request)
+        if isinstance(response.body, bytes):
+            self._access.answered(request, len(response.body))
+        elif request.user is not None:
+            response = replace(response, body=self._streamed(request, response.body))
         if route.body_max:
             self._audit.received(request)
         if route.is_list and not isinstance(response.body, bytes):
             return replace(response, body=self._counted(response.body))
         return response
+
+    async def _check_labels(self, route: Route, request: Request) -> None:
+        """Refuse a user who has the role on other ledgers and logs only. Raises `Problem`."""
+        if route.labels is None or request.user is None or request.user.role >= route.role:
+            return
+        labels: Mapping[str, bytes] | None = None
+        try:
+            labels = await route.labels(request)
+        except LedgerNotFound:
+            pass
+        except BookKeeperError as error:
+            raise problem_of(error) from error
+        self._access.check_labels(request, route, labels)
 
     async def _change(self, route: Route, request: Request) -> Response:
         """Carry out a change, and write its audit line. Raises `Problem`."""
@@ -232,6 +251,18 @@ class HttpServer:
             return await route.handler(request)
         except BookKeeperError as error:
             raise problem_of(error) from error
+
+    async def _streamed(self, request: Request, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield a body at the rate of its user, until the user loses a right."""
+        try:
+            async for piece in body:
+                if not self._access.is_current(request):
+                    return
+                yield piece
+                await pause(self._access.answered(request, len(piece)))
+        finally:
+            if (aclose := getattr(body, "aclose", None)) is not None:
+                await aclose()
 
     async def _counted(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield a body, counted among the lists while it is sent."""

@@ -13,11 +13,13 @@ from msgspec import Struct
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.transport.security import server_files
+from bookies.bookie.transport.users_file import UsersFile
 from bookies.config import BookieConfig, ClientConfig, HttpConfig
 from bookies.errors import ConfigError
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
 from bookies.metrics.samples import Samples
+from bookies.protocol.rights import Role
 from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock, Encryption, Runtime
@@ -34,7 +36,6 @@ from bookies.web.probes import Probes, overview
 from bookies.web.routes import Route, Routes
 from bookies.web.server import HttpServer
 from bookies.web.shared_client import OpenDriver, SharedClient
-from bookies.web.users import Role, UsersFile
 
 if TYPE_CHECKING:
     from bookies.replication.auditor.log_retention import LogRetention
@@ -105,7 +106,7 @@ def http_server(
     audit: Audit | None = None,
 ) -> HttpServer:
     """Return the server. `tls`: its certificate's settings. Raises `ConfigError` if a file of it cannot be used."""
-    users = UsersFile(runtime.disk, config.http_users_file, runtime.clock) if config.http_users_file else None
+    users = UsersFile(runtime.disk, config.users_file, runtime.clock) if config.users_file else None
     access = Access(
         users,
         [name for name in names if name],

@@ -1,7 +1,7 @@
 """Authentication of a connection, as state machines: a bookie's demands, and a client's opening steps.
 
 A bookie's connection begins closed behind a `BookieGate`, unless the bookie demands nothing. The bookie's *method*
-opens it: none at all, SASL (`SaslExchange`, over AUTH messages) or the client's certificate (`RoleExchange`, of
+opens it: none at all, SASL (`wire/sasl/`, over AUTH messages) or the client's certificate (`RoleExchange`, of
 Apache's `BookieAuthZFactory`); with `requires_tls` the connection has to be encrypted besides. Until then a peer gets
 `UNAUTHORIZED` for v2 adds and reads and for everything of v3, and loses the connection for the rest of v2. AUTH and
 START_TLS are accepted in either order: a Java client with both does not wait with the one for the other. Once open, a
@@ -22,7 +22,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from bookies.errors import BookKeeperError, Status, TlsFailed, Unauthorized
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
 from bookies.wire.messages import (
     AddRequest,
     AddResponses,
@@ -91,10 +90,12 @@ Effect = Send | Refused | Encrypt | Close
 
 
 class Exchange(Protocol):
-    """The authentication of one connection. `plugin`: its name on the wire."""
+    """The authentication of one connection. `plugin`: its name on the wire. `user`: known once it is done; empty: a
+    role of the certificate stands for it."""
 
     plugin: str
     is_done: bool
+    user: str
 
     def received(self, payload: bytes) -> bytes | None:
         """Return the answer to an AUTH message's payload; None: no answer. Raises `Unauthorized`."""
@@ -104,43 +105,21 @@ class Exchange(Protocol):
         `Unauthorized`."""
 
 
-class SaslExchange:
-    """DIGEST-MD5. `is_allowed`: decides whether an authenticated user may connect. Source: wire-protocol 5.2."""
-
-    plugin = SASL
-
-    def __init__(self, server: DigestMd5Server, is_allowed: Callable[[str], bool]) -> None:
-        self.is_done = False
-        self._server = server
-        self._is_allowed = is_allowed
-        self._is_challenged = False
-
-    def received(self, payload: bytes) -> bytes | None:
-        if not self._is_challenged:
-            if payload:
-                raise Unauthorized("it does not speak DIGEST-MD5, which begins with an empty message")
-            self._is_challenged = True
-            return self._server.challenge()
-        proof = self._server.evaluate(payload)
-        if self._server.authorization != self._server.user:
-            raise Unauthorized("it requests to act for another user than itself")
-        if not self._is_allowed(self._server.user):
-            raise Unauthorized("its user is known, but does not match sasl_allowed_ids")
-        self.is_done = True
-        return proof
-
-    def encrypted(self, subject: Subject | None) -> None:
-        """Do nothing: TLS does not identify the user."""
-
-
 class RoleExchange:
-    """The first role in the certificate's OU has to be one of `authorized`. Source: wire-protocol 5.3."""
+    """The certificate's subject has to be that of a user, or the first role in its OU one of `authorized`.
+
+    `user_of`: returns the user with this subject. Source: wire-protocol 5.3.
+    """
 
     plugin = CERTIFICATE_ROLES
 
-    def __init__(self, authorized: Sequence[str]) -> None:
+    def __init__(
+        self, authorized: Sequence[str], user_of: Callable[[Subject], str | None] = lambda subject: None
+    ) -> None:
         self.is_done = False
+        self.user = ""
         self._authorized = authorized
+        self._user_of = user_of
 
     def received(self, payload: bytes) -> bytes | None:
         """Do not answer, like Apache's plugin."""
@@ -149,6 +128,9 @@ class RoleExchange:
     def encrypted(self, subject: Subject | None) -> None:
         if subject is None:
             raise Unauthorized("it presented no certificate")
+        if (user := self._user_of(subject)) is not None:
+            self.user, self.is_done = user, True
+            return
         roles = roles_of(subject)
         if not roles:
             raise Unauthorized("its certificate names no roles (OU=0:role,role)")
@@ -219,6 +201,11 @@ class BookieGate:
         return []
 
     @property
+    def user(self) -> str:
+        """Return the user of an open gate; empty: no user is required, or none is named."""
+        return "" if self._exchange is None else self._exchange.user
+
+    @property
     def missing(self) -> str:
         """Return what keeps the gate closed."""
         return NOT_AUTHENTICATED if self._is_pending() else NOT_ENCRYPTED
@@ -279,7 +266,8 @@ def _bare(request: Request, operation: Operation) -> BareResponse:
 
 
 def _name_of(subject: Subject | None) -> str:
-    return ",".join(f"{name}={value}" for names in subject or () for name, value in names)[:200]
+    """Return a subject as the file of users has it: see `certificate.text_of`, which imports this module."""
+    return ", ".join(f"{name}={value}" for names in reversed(subject or ()) for name, value in names)[:200]
 
 
 # -- the client's side -----------------------------------------------------------------------------------------------
@@ -302,6 +290,16 @@ class Fail(Struct, frozen=True):
 Step = Ask | BeginTls | Open | Fail
 
 
+class SaslClient(Protocol):
+    """The client's side of a SASL mechanism."""
+
+    def first(self) -> bytes:
+        """Return the first message."""
+
+    def respond(self, message: bytes) -> bytes | None:
+        """Return the response to a bookie's message; None: it is the last one. Raises `Unauthorized`."""
+
+
 class ClientOpening:
     """The steps of a client on a new connection before its first request.
 
@@ -310,7 +308,7 @@ class ClientOpening:
     this one accepts a bookie's answer that it does not authenticate; only TLS proves the bookie's identity.
     """
 
-    def __init__(self, version: int, tls: str, sasl: DigestMd5Client | None, next_txn_id: Callable[[], int]) -> None:
+    def __init__(self, version: int, tls: str, sasl: SaslClient | None, next_txn_id: Callable[[], int]) -> None:
         self.waits_for = "the connection"  # names the step in a time-out's message
         self._version = version
         self._tls = tls
@@ -353,26 +351,19 @@ class ClientOpening:
         if self._sasl is None:
             return self._opened()
         self.waits_for = "its challenge"
-        self._receive = self._challenged
-        return [self._auth(b"")]
-
-    def _challenged(self, response: Response) -> list[Step]:
-        return self._answered(response, self._respond)
+        self._receive = self._answered
+        return [self._auth(self._sasl.first())]
 
     def _respond(self, token: bytes) -> list[Step]:
         assert self._sasl is not None
         answer = self._sasl.respond(token)
+        if answer is None:
+            return self._opened()
         # Apache's bookies do not answer a wrong password.
         self.waits_for = "its answer to our user and password, which may be wrong"
-        self._receive = lambda response: self._answered(response, self._check)
         return [self._auth(answer)]
 
-    def _check(self, token: bytes) -> list[Step]:
-        assert self._sasl is not None
-        self._sasl.check(token)
-        return self._opened()
-
-    def _answered(self, response: Response, go_on: Callable[[bytes], list[Step]]) -> list[Step]:
+    def _answered(self, response: Response) -> list[Step]:
         is_auth = isinstance(response, AuthResponse) or (
             isinstance(response, BareResponse) and response.operation is Operation.AUTH
         )
@@ -385,7 +376,7 @@ class ClientOpening:
         if response.plugin != SASL:
             return self._failed(Unauthorized(f"it authenticates with {response.plugin}, and we with sasl"))
         try:
-            return go_on(response.payload)
+            return self._respond(response.payload)
         except Unauthorized as error:
             return self._failed(error)
 

@@ -60,6 +60,12 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         (TLS | {"clientTrustStore": "/ca", "clientTrustStoreType": "PEM"}, {"tls": True, "tls_authority": "/ca"})
     ],
     "clientTrustStoreType": [({"clientTrustStoreType": "JKS"}, {})],
+    "clientTrustStorePasswordPath": [
+        (
+            TLS | {"clientTrustStore": "/t.jks", "clientTrustStorePasswordPath": "/p"},
+            {"tls": True, "tls_authority": "/t.jks", "tls_authority_password_file": "/p"},
+        )
+    ],
     "tlsClientAuthentication": [
         (
             TLS | SHOWN,
@@ -68,7 +74,13 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         (TLS | SHOWN | {"tlsClientAuthentication": "false"}, {"tls": True}),
     ],
     "tlsCertificatePath": [({"tlsCertificatePath": "/c"}, {})],
-    "clientKeyStore": [({"clientKeyStore": "/k"}, {})],
+    "clientKeyStore": [
+        ({"clientKeyStore": "/k"}, {}),
+        (
+            TLS | {"tlsClientAuthentication": "true", "clientKeyStore": "/k.jks"},
+            {"tls": True, "tls_certificate": "/k.jks"},
+        ),
+    ],
     "clientKeyStoreType": [({"clientKeyStoreType": "JKS"}, {})],
     "clientKeyStorePasswordPath": [({"clientKeyStorePasswordPath": "/p"}, {})],
     "tlsHostnameVerificationEnabled": [
@@ -218,8 +230,8 @@ def test_protection_is_never_dropped_in_silence() -> None:
         (Level.DIFFERENT, "tlsEnabledProtocols=TLSv1.1"),
         (Level.DANGER, "tlsEnabledCipherSuites"),
     ]
-    with pytest.raises(ConfigError, match="of type JKS"):
-        client_options(TLS | {"clientTrustStore": "/t.jks"})
+    with pytest.raises(ConfigError, match="of type BKS"):
+        client_options(TLS | {"clientTrustStore": "/t.bks", "clientTrustStoreType": "BKS"})
 
 
 def test_a_password_is_in_no_notice() -> None:

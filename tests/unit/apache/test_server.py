@@ -204,7 +204,11 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"tlsProviderFactoryClass": "null"}, {}),
     ],
     "tlsCertificatePath": [({"tlsCertificatePath": "/c.pem"}, {})],
-    "tlsKeyStore": [(PEM | {"tlsKeyStore": "/k.pem", "tlsKeyStoreType": "PEM"}, CERTIFICATE | {"tls_key": "/k.pem"})],
+    "tlsKeyStore": [
+        (PEM | {"tlsKeyStore": "/k.pem", "tlsKeyStoreType": "PEM"}, CERTIFICATE | {"tls_key": "/k.pem"}),
+        (PEM | {"tlsKeyStore": "/k.jks"}, {"tls_certificate": "/k.jks"}),
+        (PEM | {"tlsKeyStore": "/k.p12", "tlsKeyStoreType": "pkcs12"}, {"tls_certificate": "/k.p12"}),
+    ],
     "tlsKeyStoreType": [({"tlsKeyStoreType": "JKS"}, {})],
     "tlsKeyStorePasswordPath": [
         (
@@ -214,6 +218,13 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     ],
     "tlsTrustStore": [(PEM | TRUST, CERTIFICATE | {"tls_authority": "/ca.pem"})],
     "tlsTrustStoreType": [({"tlsTrustStoreType": "JKS"}, {})],
+    "tlsTrustStorePasswordPath": [
+        (
+            PEM | {"tlsTrustStore": "/t.jks", "tlsTrustStorePasswordPath": "/p"},
+            CERTIFICATE | {"tls_authority": "/t.jks", "tls_authority_password_file": "/p"},
+        ),
+        (PEM | TRUST | {"tlsTrustStorePasswordPath": "/p"}, CERTIFICATE | {"tls_authority": "/ca.pem"}),
+    ],
     "tlsClientAuthentication": [
         (
             PEM | TRUST | {"tlsClientAuthentication": "true"},
@@ -234,7 +245,7 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     "bookieAuthProviderFactoryClass": [
         (
             {"bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"},
-            {"authentication": "sasl"},
+            {"authentication": "sasl", "sasl_allowed_ids": ".*bookkeeper.*"},
         )
     ],
     "saslJaasClientAllowedIds": [
@@ -356,8 +367,8 @@ def test_unknown_keys_have_a_neighbour_and_unused_ones_share_a_line() -> None:
         ({"zkServers": "z:1", "ledgerManagerType": "ms"}, "flat, hierarchical or longhierarchical"),
         ({"zkServers": "z:1", "ledgerManagerFactoryClass": "a.B"}, "B is unknown"),
         ({"zkServers": "z:1", "zkEnableSecurity": "true"}, "options="),
-        (PEM | {"tlsKeyStore": "/k.jks"}, "of type JKS.*keytool.*openssl"),
-        (PEM | {"tlsTrustStore": "/k.p12", "tlsTrustStoreType": "PKCS12"}, "of type PKCS12"),
+        (PEM | {"tlsKeyStore": "/k.bks", "tlsKeyStoreType": "BKS"}, "of type BKS.*keytool.*tlsKeyStoreType=PKCS12"),
+        (PEM | {"tlsTrustStore": "/k.bks", "tlsTrustStoreType": "JCEKS"}, "of type JCEKS"),
         (PEM | {"tlsCertificatePath": ""}, "tlsCertificatePath is missing"),
         ({"tlsProviderFactoryClass": "com.example.Mine"}, "leave connections unprotected"),
         ({"bookieAuthProviderFactoryClass": "com.example.Mine"}, "admit every client"),

@@ -15,8 +15,8 @@ from bookies.admin.remote import remote_api
 from bookies.bookie.server import BookieServer
 from bookies.config import ClientConfig
 from bookies.metadata.embedded import MemoryDriver
+from bookies.protocol.rights.users import ROLES, hash_of
 from bookies.web.site import beside_start
-from bookies.web.users import ROLES, hash_of
 
 PORT = 8080
 
@@ -140,7 +140,7 @@ def serve() -> Callable[..., None]:
         world = World()
         if users:
             world.disk.replace_bytes("/users", USERS.encode())
-            settings["http_users_file"] = "/users"
+            settings["users_file"] = "/users"
 
         async def inside(world: World) -> None:
             server = await world.on_bookie(

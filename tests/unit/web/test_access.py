@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bookies.protocol.rights.users import ROLES, hash_of
 from bookies.web.access import FAILURES_MAX, WINDOW_S
-from bookies.web.users import ROLES, hash_of
 
 from .conftest import USERS, Site
 

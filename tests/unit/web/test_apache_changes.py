@@ -125,7 +125,8 @@ def test_a_ledger_is_deleted_by_administrators_after_a_dry_run(serve: Serve, cap
         await client.close()
 
     serve(body, users=True)
-    changed, *failed = audit_lines(caplog)
+    denied, changed, *failed = audit_lines(caplog)
+    assert (denied["who"], denied["call"]) == ("operator-user", "DELETE")
     assert (changed["who"], json.loads(changed["before"])["state"], changed["after"]) == (
         "administrator-user",
         "CLOSED",

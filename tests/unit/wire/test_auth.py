@@ -26,13 +26,11 @@ from bookies.wire.auth import (
     Open,
     Refused,
     RoleExchange,
-    SaslExchange,
     Send,
     auth_disabled,
     roles_of,
 )
 from bookies.wire.client import ResponseDecoder
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
 from bookies.wire.messages import (
     AddRequest,
     AddResponses,
@@ -53,11 +51,15 @@ from bookies.wire.messages import (
     StartTlsResponse,
     WriteLacRequest,
 )
+from bookies.wire.sasl import DIGEST_MD5, SaslExchange, Secrets, sasl_client
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.wire.server import encode_response
 
 KEY = bytes(20)
 REFUSED = Status.UNAUTHORIZED
-USERS = {"bookkeeper-app": "secret", "other": "other"}
+SECRETS = {
+    user: secret_of_password(user, password) for user, password in (("bookkeeper-app", "secret"), ("other", "other"))
+}
 V3_REQUESTS: list[tuple[Request, Operation]] = [
     (ReadRequest(3, 9, 1, 2), Operation.READ),
     (WriteLacRequest(3, 9, 1, 2, KEY, b""), Operation.WRITE_LAC),
@@ -76,7 +78,8 @@ def adds(version: int) -> AddRequest:
 
 
 def sasl() -> SaslExchange:
-    return SaslExchange(DigestMd5Server(USERS.get, "nonce"), lambda user: user.startswith("bookkeeper"))
+    users = {user: Secrets(secret) for user, secret in SECRETS.items()}
+    return SaslExchange(users.get, lambda user: user.startswith("bookkeeper"), "nonce", b"key")
 
 
 def gate() -> BookieGate:
@@ -155,9 +158,9 @@ def test_sasl_that_fails_closes(version: int, user: str, password: str, reason: 
     assert gate_.received(AuthRequest(version, 3, "sasl", b"")) == []
 
 
-def test_sasl_begins_with_an_empty_message() -> None:
+def test_an_unknown_sasl_mechanism() -> None:
     effects = gate().received(AuthRequest(2, 0, "sasl", b"NTLM"))
-    assert effects == [Refused("it does not speak DIGEST-MD5, which begins with an empty message"), Close()]
+    assert effects == [Refused("it speaks none of our SASL mechanisms, DIGEST-MD5, SCRAM-SHA-256, PLAIN"), Close()]
 
 
 def test_another_plugin() -> None:
@@ -244,7 +247,7 @@ def test_auth_when_nobody_asks() -> None:
 
 # -- the client -----------------------------------------------------------------------------------------------------
 def opening(version: int = 2, tls: str = "", *, has_sasl: bool = False) -> ClientOpening:
-    client = DigestMd5Client("bookkeeper-app", "secret", "c") if has_sasl else None
+    client = sasl_client(DIGEST_MD5, "bookkeeper-app", "secret", "c") if has_sasl else None
     return ClientOpening(version, tls, client, itertools.count(1).__next__)
 
 
@@ -256,7 +259,7 @@ def test_a_client_encrypts_before_it_authenticates() -> None:
     assert client.received(StartTlsResponse(3, 1, Status.OK)) == []
     assert client.encrypted() == [Ask(AuthRequest(2, 0, "sasl", b""))]
     assert client.received(StartTlsResponse(3, 1, Status.IO_ERROR)) == []  # Apache's second answer
-    server = DigestMd5Server(USERS.get, "nonce")
+    server = DigestMd5Server(SECRETS.get, "nonce")
     (ask,) = client.received(AuthResponse(2, 0, Status.OK, "sasl", server.challenge()))
     assert isinstance(ask, Ask)
     assert isinstance(ask.request, AuthRequest)
@@ -310,6 +313,6 @@ def test_what_a_timeout_is_about() -> None:
     assert "handshake" in client.waits_for
     client.encrypted()
     assert "challenge" in client.waits_for
-    challenge = DigestMd5Server(USERS.get, "n").challenge()
+    challenge = DigestMd5Server(SECRETS.get, "n").challenge()
     client.received(AuthResponse(2, 0, Status.OK, "sasl", challenge))
     assert "may be wrong" in client.waits_for

@@ -137,7 +137,10 @@ def _check_start(file: SettingsFile) -> Iterator[Problem]:
             yield problem_of(error, file.path, layer)
     for table, others in file.tables.items():
         for name, given in others.items():
-            if given.value and (names_file(name) if table != "bookie" else name == "http_users_file"):
+            is_open = table == "bookie" and (
+                name != "users_file" or "authentication" in layer
+            )  # `Security` has read it
+            if given.value and names_file(name) and not is_open:
                 try:
                     runtime.disk.read_bytes(given.value)
                 except OSError as error:

@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from bookies.web.data.gateway import Gateway
 
     uri = metadata_uri(arguments)
-    given = {"http_port": arguments.port, "http_users_file": arguments.users}
+    given = {"http_port": arguments.port, "users_file": arguments.users}
     config = configured(
         GatewayConfig,
         **{name: value for name, value in given.items() if value is not None},
@@ -90,7 +90,7 @@ VERBS = (
         "serve logs and ledgers over HTTP in the foreground until SIGTERM",
         "bk gateway run --users users --port 8081",
         _run,
-        Option("--users FILE", "file of users, written by `bk token add` (default: the setting http_users_file)"),
+        Option("--users FILE", "file of users, written by `bk token add` (default: the setting users_file)"),
         Option("--port", "port to listen on (default: the setting http_port, 8081); 0: any free one", int),
         Option(
             "--set NAME=VALUE",

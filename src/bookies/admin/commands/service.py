@@ -151,8 +151,8 @@ def unit_of(kind: str, config: str | None, user: str) -> Unit:
         raise UsageError(f"a service has no {', '.join(refused)}: write {names} into {config or 'a --config FILE'}")
     if not uri:
         raise UsageError("name the metadata store: uri in [metadata] of --config FILE; a service has no bk-data")
-    if kind == "gateway" and not settings.http_users_file:
-        raise UsageError("a gateway needs users: http_users_file in [gateway] of --config FILE (`bk token add`)")
+    if kind == "gateway" and not settings.users_file:
+        raise UsageError("a gateway needs users: users_file in [gateway] of --config FILE (`bk token add`)")
     directories: list[str] = []
     ports = [settings.http_port]
     if isinstance(settings, BookieConfig):

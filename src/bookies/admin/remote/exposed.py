@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from bookies.admin.shared.command_line import OneOf, Option, Verb
 from bookies.admin.shared.usage import UsageError
+from bookies.protocol.rights import Role
 from bookies.web.apache_bookie import API
-from bookies.web.users import Role
 
 REPORT = "application/vnd.bookies.report+json"  # facts and text of a report, for `bk --server`
 THIS_BOOKIE = "-"  # the bookie that answers

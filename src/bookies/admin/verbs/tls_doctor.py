@@ -18,8 +18,10 @@ from bookies.admin.shared.common import run_async
 from bookies.admin.shared.report import Finding
 from bookies.config import ClientConfig
 from bookies.configuration import configured
+from bookies.encoding.key_stores import is_key_store
 from bookies.errors import BookKeeperError, InvalidArgument, Status
 from bookies.model import FRAME_SIZE_MAX
+from bookies.runtime.tls import load_authorities, load_certificate
 from bookies.wire.auth import roles_of
 from bookies.wire.certificate import Certificate, parse_certificate, pem_blocks, text_of
 from bookies.wire.client import ResponseDecoder, encode_request
@@ -169,12 +171,11 @@ def _context(config: ClientConfig, *, checks: bool) -> ssl.SSLContext:
     else:
         context.check_hostname = config.tls_check_host_name
         if config.tls_authority:
-            context.load_verify_locations(config.tls_authority)
+            load_authorities(context, config.tls_authority, config.tls_authority_password_file)
         else:
             context.load_default_certs()
     if config.tls_certificate:
-        password = _read(config.tls_key_password_file).rstrip("\r\n") if config.tls_key_password_file else ""
-        context.load_cert_chain(config.tls_certificate, config.tls_key or None, password)
+        load_certificate(context, config.tls_certificate, config.tls_key, config.tls_key_password_file)
     return context
 
 
@@ -209,6 +210,9 @@ def of_certificate(name: str, certificate: Certificate) -> Iterator[Finding]:
 
 def of_file(path: str, key: str | None) -> Iterator[Finding]:
     """Yield the findings of a bookie's or client's PEM file. `key`: the file of its key, if it is another one."""
+    if _is_key_store(path):
+        yield Finding("ok", f"{path} is a key store", "`keytool -list -v` shows its certificates and their validity")
+        return
     try:
         blocks = pem_blocks(_read(path))
         certificates = [parse_certificate(data) for label, data in blocks if label == "CERTIFICATE"]
@@ -252,6 +256,13 @@ def _pair(path: str, key: str | None) -> Finding:
             "name the key that the certificate was issued for",
         )
     return Finding("ok", "certificate and key match")
+
+
+def _is_key_store(path: str) -> bool:
+    try:
+        return is_key_store(_read(path).encode("latin-1"))
+    except OSError:
+        return False
 
 
 def _read(path: str) -> str:

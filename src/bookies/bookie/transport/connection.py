@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from msgspec import Struct
@@ -44,13 +44,21 @@ class Service(Protocol):
         """Start serving the requests, in order. Must not raise; answers come through `respond` and `send`."""
 
 
+class UserService(Service, Protocol):
+    """Serves the requests of one connection, within the rights of its user."""
+
+    def answered(self, size: int) -> None:
+        """Count the bytes of the answer to a read."""
+
+
 class Surroundings(Struct, frozen=True):
-    """Objects that all connections of a bookie share."""
+    """Objects that all connections of a bookie share. `admit`: returns what serves a connection of a named user."""
 
     service: Service
     intake: Intake
     events: Events
     frame_size_max: int
+    admit: Callable[[Connection, str], UserService] | None = None
 
 
 class Answers:

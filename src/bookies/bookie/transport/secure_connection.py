@@ -15,13 +15,21 @@ import asyncio
 import enum
 from collections.abc import Sequence
 
-from bookies.bookie.transport.connection import UNSENT_SIZE_MIN, Connection, Surroundings
+from bookies.bookie.transport.connection import UNSENT_SIZE_MIN, Connection, Surroundings, UserService
 from bookies.bookie.transport.pressure import ReadShare
 from bookies.bookie.transport.security import Security
 from bookies.errors import RemoteProtocolError, Status, TlsFailed
 from bookies.wire.auth import Close, Effect, Encrypt, Refused, Send
 from bookies.wire.framing import PREFIX_SIZE
-from bookies.wire.messages import AuthRequest, Request, StartTlsRequest, StartTlsResponse
+from bookies.wire.messages import (
+    AuthRequest,
+    BatchReadResponse,
+    ReadResponse,
+    Request,
+    Response,
+    StartTlsRequest,
+    StartTlsResponse,
+)
 from bookies.wire.server import RequestDecoder
 
 TLS_RECORD = 0x16  # first byte of a handshake
@@ -49,6 +57,7 @@ class SecureConnection(Connection):
         self._decoder = RequestDecoder(surroundings.frame_size_max, stops_at_start_tls=security.encryption is not None)
         if not self._gate.is_open:
             self._service = _Guard()
+        self._user_service: UserService | None = None
         self._stage = _Stage.DIRECT if is_direct else _Stage.PLAIN
         self._is_held = False  # answers wait until they can be encrypted
         self._early = b""  # bytes that arrived while the stage could not use them
@@ -80,6 +89,12 @@ class SecureConnection(Connection):
         self._stage = _Stage.ASKED
         self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
+
+    def respond(self, response: Response, answer_size: int = 0) -> None:
+        """See `Connection.respond`."""
+        if self._user_service is not None and isinstance(response, ReadResponse | BatchReadResponse):
+            self._user_service.answered(answer_size)
+        super().respond(response, answer_size)
 
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -120,7 +135,9 @@ class SecureConnection(Connection):
     def _let_in(self) -> bool:
         """Remove the gate if it is open."""
         if self._gate.is_open:
-            self._service = self._surroundings.service
+            self._service, admit = self._surroundings.service, self._surroundings.admit
+            if admit is not None and self._gate.user:
+                self._service = self._user_service = admit(self, self._gate.user)
             if self._gate_deadline is not None:
                 self._gate_deadline.cancel()
         return self._gate.is_open

@@ -1,7 +1,7 @@
 """Security demands of a bookie on its peers, read from its settings and files; and a count of the refusals.
 
-Users and their passwords are read once, when the bookie starts; certificates again whenever their files change
-(`runtime/tls.py`). Source: wire-protocol 5.1 to 5.3.
+Users (`users_file.py`) and certificates (`runtime/tls.py`) are read again whenever their files change. Source:
+wire-protocol 5.1 to 5.3.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+from bookies.bookie.transport.users_file import UsersFile
 from bookies.config import BookieConfig, ClientConfig
-from bookies.encoding.documents import parse_toml
+from bookies.encoding.key_stores import is_key_store, read_key_store
 from bookies.errors import ConfigError, InvalidArgument
+from bookies.protocol.rights.users import CERTIFICATE, DIGEST_MD5, SCRAM, hash_of
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
-from bookies.wire.auth import BookieGate, Exchange, RoleExchange, SaslExchange
-from bookies.wire.certificate import parse_certificate, pem_blocks
-from bookies.wire.digest_md5 import DigestMd5Server
+from bookies.runtime.ports import Encryption, Runtime, TlsFiles
+from bookies.wire.auth import BookieGate, Exchange, RoleExchange, Subject
+from bookies.wire.certificate import parse_certificate, pem_blocks, text_of
+from bookies.wire.sasl import SaslExchange, Secrets
+from bookies.wire.sasl.scram import parse_verifier
 
 NONCE_BITS = 192
+DECOY_BITS = 256
 CERTIFICATE_AGE_S = 600.0  # longest age of the end of the certificate's validity in metrics
 REMEMBERED_MAX = 10_000  # pairs of peer and reason; above this number they are dropped, and logged again
 
@@ -33,7 +37,9 @@ class Security:
         self._random = runtime.random
         self._disk = runtime.disk
         self._events = events
-        self._users = read_users(runtime.disk, config.sasl_users_file) if config.authentication == "sasl" else {}
+        has_users = config.authentication != "none" and config.users_file
+        self.users = UsersFile(runtime.disk, config.users_file, runtime.clock) if has_users else None
+        self._decoy_key = runtime.random.getrandbits(DECOY_BITS).to_bytes(DECOY_BITS // 8, "big")
         self._is_allowed = re.compile(config.sasl_allowed_ids).fullmatch
         self._told: dict[tuple[str, str], None] = {}
         self._ends: tuple[float, datetime | None] = (float("-inf"), None)  # when read, and what
@@ -83,9 +89,14 @@ class Security:
     def _certificate_ends(self) -> datetime | None:
         """Return when the current certificate file expires, in UTC."""
         try:
-            blocks = pem_blocks(self._disk.read_bytes(self._config.tls_certificate).decode("latin-1"))
-            ends = [parse_certificate(data).ends for label, data in blocks if label == "CERTIFICATE"]
-        except (OSError, InvalidArgument):
+            data = self._disk.read_bytes(self._config.tls_certificate)
+            if is_key_store(data):
+                password = self._config.tls_key_password_file
+                secret = self._disk.read_bytes(password).rstrip(b"\r\n") if password else b""
+                data = read_key_store(data, secret, self._config.tls_certificate).key_and_chain
+            blocks = pem_blocks(data.decode("latin-1"))
+            ends = [parse_certificate(block).ends for label, block in blocks if label == "CERTIFICATE"]
+        except (OSError, InvalidArgument, ConfigError):
             return None  # Not loaded either; the log has the reason.
         return ends[0] if ends else None
 
@@ -94,12 +105,30 @@ class Security:
             case "sasl":
                 nonce = f"{self._random.getrandbits(NONCE_BITS):x}"
                 return SaslExchange(
-                    DigestMd5Server(self._users.get, nonce), lambda user: self._is_allowed(user) is not None
+                    self._secrets_of, lambda user: self._is_allowed(user) is not None, nonce, self._decoy_key
                 )
             case "certificate":
-                return RoleExchange(self._config.authorized_roles)
+                return RoleExchange(self._config.authorized_roles, self._user_of)
             case _:
                 return None
+
+    def _secrets_of(self, name: str) -> Secrets | None:
+        """Return what checks the passwords of a user."""
+        user = None if self.users is None else self.users.current().by_name.get(name)
+        if user is None:
+            return None
+        digest_md5, scram = user.credential(DIGEST_MD5), user.credential(SCRAM)
+        return Secrets(
+            None if digest_md5 is None else bytes.fromhex(digest_md5.removeprefix(DIGEST_MD5)),
+            None if scram is None else parse_verifier(scram),
+            lambda password: hash_of(password) in user.credentials,
+        )
+
+    def _user_of(self, subject: Subject) -> str | None:
+        """Return the user with a certificate of this subject."""
+        users = {} if self.users is None else self.users.current().by_credential
+        user = users.get(f"{CERTIFICATE}{text_of(subject)}")
+        return None if user is None else user.name
 
 
 def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:
@@ -117,6 +146,7 @@ def server_files(config: BookieConfig | ClientConfig, *, checks_peer: bool, asks
         key=config.tls_key,
         key_password_file=config.tls_key_password_file,
         authority=config.tls_authority,
+        authority_password_file=config.tls_authority_password_file,
         checks_peer=checks_peer,
         checks_host_name=False,
         version_min=config.tls_version_min,
@@ -124,20 +154,3 @@ def server_files(config: BookieConfig | ClientConfig, *, checks_peer: bool, asks
         reload_interval_s=config.tls_reload_interval_ms / 1000,
         asks_peer=asks_peer,
     )
-
-
-def read_users(disk: Disk, path: str) -> dict[str, str]:
-    """Return password by user, from the table [users] of a TOML file. Raises `ConfigError`, which names no password."""
-    try:
-        document = parse_toml(disk.read_bytes(path))
-    except OSError as error:
-        raise ConfigError(f"sasl_users_file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"sasl_users_file {path} is not TOML: {error}") from error
-    users = document.get("users")
-    if not isinstance(users, dict) or not users or list(document) != ["users"]:
-        raise ConfigError(f'sasl_users_file {path} needs a table [users] with lines such as name = "password"')
-    for name, password in users.items():
-        if not isinstance(password, str) or not password:
-            raise ConfigError(f"sasl_users_file {path}: the password of {name} has to be text, and not empty")
-    return users

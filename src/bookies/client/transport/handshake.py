@@ -14,26 +14,34 @@ from bookies.client.transport.connection import Connection
 from bookies.config import ClientConfig
 from bookies.encoding.documents import parse_toml
 from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError, RemoteProtocolError, TlsFailed
+from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
 from bookies.wire import v2, v3
 from bookies.wire.auth import Ask, BeginTls, ClientOpening, Fail, Open, Step
 from bookies.wire.client import encode_request
-from bookies.wire.digest_md5 import DigestMd5Client
 from bookies.wire.framing import PREFIX_SIZE
 from bookies.wire.messages import Response
+from bookies.wire.sasl import DIGEST_MD5, MECHANISMS, PLAIN, sasl_client
 
 NONCE_BITS = 192
+RECHECK_S = 1.0  # at least, between two reads of sasl_file
 FRAME_SIZE_MAX = 64 << 10  # bytes of a response to START_TLS or AUTH
 
 
 class ClientSecurity:
-    """Encryption and authentication of one client. Files are read on construction. Raises `ConfigError`."""
+    """Encryption and authentication of one client. Raises `ConfigError` if a file cannot be read on construction.
+
+    Files are read again when they change. The previous content stays in use while a changed one is damaged.
+    """
 
     def __init__(self, runtime: Runtime, config: ClientConfig) -> None:
         self.encryption = _encryption(runtime, config)
         self.tls_port = config.tls_port if config.tls else 0
-        self._credentials = read_credentials(runtime.disk, config.sasl_file) if config.sasl_file else None
         self._runtime = runtime
+        self._config = config
+        self._events = Events("client", runtime.clock)
+        self._credentials = self._read() if config.sasl_file else None
+        self._read_at = runtime.clock.monotonic()
 
     @property
     def is_needed(self) -> bool:
@@ -45,9 +53,27 @@ class ClientSecurity:
         tls = "" if self.encryption is None else "direct" if self.tls_port else "start"
         sasl = None
         if self._credentials is not None:
-            sasl = DigestMd5Client(*self._credentials, f"{self._runtime.random.getrandbits(NONCE_BITS):x}")
+            self._reread()
+            sasl = sasl_client(*self._credentials, f"{self._runtime.random.getrandbits(NONCE_BITS):x}")
         version = v3.VERSION if connection.wire == "v3" else v2.VERSION
         return ClientOpening(version, tls, sasl, lambda: connection.next_txn_ids()[0])
+
+    def _reread(self) -> None:
+        now = self._runtime.clock.monotonic()
+        if now - self._read_at < RECHECK_S:
+            return
+        self._read_at = now
+        try:
+            self._credentials = self._read()
+        except ConfigError as error:
+            self._events.warning("sasl.credentials_kept", error=error, consequence="the previous ones stay in use")
+
+    def _read(self) -> tuple[str, str, str]:
+        path = self._config.sasl_file
+        credentials = read_credentials(self._runtime.disk, path)
+        if credentials[0] == PLAIN and not self._config.tls:
+            raise ConfigError(f"sasl_file {path}: PLAIN sends the password, so it needs tls = true")
+        return credentials
 
 
 class Handshake(asyncio.Protocol):
@@ -180,6 +206,7 @@ def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
         key=config.tls_key,
         key_password_file=config.tls_key_password_file,
         authority=config.tls_authority,
+        authority_password_file=config.tls_authority_password_file,
         checks_peer=True,
         checks_host_name=config.tls_check_host_name,
         version_min=config.tls_version_min,
@@ -189,15 +216,19 @@ def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
     return runtime.tls(files, False)
 
 
-def read_credentials(disk: Disk, path: str) -> tuple[str, str]:
-    """Return user and password from a TOML file. Raises `ConfigError`, whose message contains no password."""
+def read_credentials(disk: Disk, path: str) -> tuple[str, str, str]:
+    """Return mechanism, user and password from a TOML file. Raises `ConfigError`, whose message has no password."""
     try:
-        settings = parse_toml(disk.read_bytes(path))
+        settings = {"mechanism": DIGEST_MD5, **parse_toml(disk.read_bytes(path))}
     except OSError as error:
         raise ConfigError(f"sasl_file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"sasl_file {path} is not TOML: {error}") from error
-    user, password = settings.get("username"), settings.get("password")
-    if set(settings) != {"username", "password"} or not isinstance(user, str) or not isinstance(password, str):
+    mechanism, user, password = (settings.get(name) for name in ("mechanism", "username", "password"))
+    if set(settings) != {"mechanism", "username", "password"} or not (
+        isinstance(user, str) and isinstance(password, str)
+    ):
         raise ConfigError(f'sasl_file {path} must have two lines, username = "..." and password = "..."')
-    return user, password
+    if mechanism not in MECHANISMS:
+        raise ConfigError(f"sasl_file {path}: mechanism = {mechanism!r}: must be one of {', '.join(MECHANISMS)}")
+    return str(mechanism), user, password

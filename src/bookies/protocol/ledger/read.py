@@ -30,7 +30,7 @@ WAYS_OUT: Sequence[tuple[type[BookKeeperError], str]] = (
     (BookieBusy, "Read again later"),
     (DataUnknown, "Read again when these bookies have been repaired"),
     (DigestMismatch, "`bk ledger verify` checks every replica"),
-    (Unauthorized, "Open the ledger with its password"),
+    (Unauthorized, "Open the ledger with its password, as a user who may read it"),
 )
 
 

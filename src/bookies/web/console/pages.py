@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
+from bookies.protocol.rights import Role
 from bookies.web.apache_bookie import API
 from bookies.web.messages import Problem, Request, Response, json_response
 from bookies.web.routes import Route
 from bookies.web.site import Process
-from bookies.web.users import Role
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PAGE = "console.html"

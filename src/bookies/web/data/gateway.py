@@ -49,9 +49,9 @@ class Gateway:
         open_driver: OpenDriver,
         other_routes: OtherRoutes = lambda process: (),
     ) -> None:
-        if not config.http_users_file:
+        if not config.users_file:
             raise ConfigError(
-                "a gateway needs users: `bk token add NAME --role writer --users FILE`, and http_users_file = FILE"
+                "a gateway needs users: `bk token add NAME --role writer --users FILE`, and users_file = FILE"
             )
         if not _URL.fullmatch(config.gateway_url):
             raise ConfigError(f"gateway_url = {config.gateway_url!r}: must be as https://gw1:8081, or empty")

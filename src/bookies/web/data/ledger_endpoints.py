@@ -6,9 +6,12 @@ out: seal it, which recovers it, and reports its last entry.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.protocol.log.log_model import RAW
 from bookies.protocol.log.records import Decoder
+from bookies.protocol.rights import Role
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, Page, page_response, parse_entries
 from bookies.web.data.log_endpoints import BODY_SIZE_MAX, PASSWORD, READ, password_of, quorums_of, shape_of
@@ -17,10 +20,11 @@ from bookies.web.data.writers import Writers, check_password, unknown
 from bookies.web.messages import Problem, Request, Response, json_response
 from bookies.web.routes import Route
 from bookies.web.shared_client import SharedClient
-from bookies.web.users import Role
 
 _LEDGER = f"{API}/ledgers/{{ledger}}"
 _ENTRIES = f"{_LEDGER}/entries"
+LABELS_S = 60.0  # for which the labels of a ledger are kept, as at bookies
+LEDGERS_MAX = 10_000  # whose labels are kept
 
 
 class LedgerEndpoints:
@@ -32,6 +36,7 @@ class LedgerEndpoints:
         self._reading = reading
         self.appended = 0  # entries
         self.repeated = 0  # entries that their ledger held already
+        self._known: dict[int, tuple[Mapping[str, bytes], float]] = {}  # labels, and until when they are kept
         shape = "ensemble=3, write_quorum=N, ack_quorum=N, digest=crc32c, labels={NAME: VALUE}"
         sequence = "Bk-Sequence=id of the first entry"
         self.routes = (
@@ -43,6 +48,7 @@ class LedgerEndpoints:
                 "POST",
                 Role.WRITER,
                 shape,
+                labels=_given_labels,
             ),
             Route(
                 _ENTRIES,
@@ -53,15 +59,31 @@ class LedgerEndpoints:
                 Role.WRITER,
                 BODIES,
                 body_max=BODY_SIZE_MAX,
+                labels=self._labels,
             ),
-            Route(_ENTRIES, "read a page of entries", self._read, READ.replace("POSITION", "ENTRY"), role=Role.READER),
-            Route(f"{_ENTRIES}/{{entry}}", "read one entry, raw", self._read_one, PASSWORD, role=Role.READER),
+            Route(
+                _ENTRIES,
+                "read a page of entries",
+                self._read,
+                READ.replace("POSITION", "ENTRY"),
+                role=Role.READER,
+                labels=self._labels,
+            ),
+            Route(
+                f"{_ENTRIES}/{{entry}}",
+                "read one entry, raw",
+                self._read_one,
+                PASSWORD,
+                role=Role.READER,
+                labels=self._labels,
+            ),
             Route(
                 f"{_LEDGER}/tail",
                 "follow the ledger by Server-Sent Events up to its end; without an entry from now on",
                 self._tail,
                 f"from=ENTRY, Last-Event-ID=ENTRY, {PASSWORD}",
                 role=Role.READER,
+                labels=self._labels,
             ),
             Route(
                 f"{_LEDGER}/seal",
@@ -70,8 +92,21 @@ class LedgerEndpoints:
                 PASSWORD,
                 "POST",
                 Role.WRITER,
+                labels=self._labels,
             ),
         )
+
+    async def _labels(self, request: Request) -> Mapping[str, bytes]:
+        """Return the labels of the ledger's record, which is read at most once a minute. Raises `LedgerNotFound`."""
+        ledger_id, now = _ledger(request), self._writers.now()
+        labels, until = self._known.get(ledger_id, ({}, now))
+        if now >= until:
+            versioned = await (await self._client.connected()).driver.read_ledger(ledger_id)
+            labels = versioned.metadata.custom_metadata
+            if len(self._known) >= LEDGERS_MAX:
+                self._known.clear()
+            self._known[ledger_id] = labels, now + LABELS_S
+        return labels
 
     async def _create(self, request: Request) -> Response:
         given = shape_of(request, "labels")
@@ -200,3 +235,11 @@ def _whole(name: str, text: str) -> int:
 
 def _text(ledger_id: int, entry_id: int, slot: int = 0) -> str:
     return str(entry_id)
+
+
+async def _given_labels(request: Request) -> Mapping[str, bytes]:
+    """Return the labels of a ledger that a request creates."""
+    labels = request.document().get("labels", {})
+    if not isinstance(labels, dict):
+        raise Problem(400, "labels has to be an object of strings")
+    return {str(name): str(value).encode() for name, value in labels.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, cast
 from urllib.parse import quote
 
@@ -16,6 +16,7 @@ from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import ENVELOPE, SETS, Address, parse_address, parse_position
 from bookies.protocol.log.records import Decoder
 from bookies.protocol.log.sequences import CURSOR
+from bookies.protocol.rights import Role
 from bookies.units import parse_time
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, page_response, parse_entries
@@ -25,7 +26,6 @@ from bookies.web.messages import Problem, Request, Response, json_response
 from bookies.web.routes import Handler, Route
 from bookies.web.server import problem_of
 from bookies.web.shared_client import SharedClient
-from bookies.web.users import Role
 
 BODY_SIZE_MAX = 4 << 20  # bytes of an append
 NAMES, NAMES_MAX = 100, 1_000  # logs of a page
@@ -51,8 +51,8 @@ class LogEndpoints:
         shape += "compression=zstd or lz4"
         return (
             Route(f"{API}/logs", "names of the logs, ascending", self._list, "prefix=TEXT, after=NAME, limit=100"),
-            Route(_LOG, "settings, beginning and ledgers of a log", self._show),
-            Route(_LOG, "create a log", self._create, method="PUT", role=Role.OPERATOR, body=shape),
+            Route(_LOG, "settings, beginning and ledgers of a log", self._show, labels=_labels),
+            Route(_LOG, "create a log", self._create, method="PUT", role=Role.OPERATOR, body=shape, labels=_labels),
             Route(
                 _LOG,
                 "delete a log for ever; a dry run reports its size",
@@ -60,6 +60,7 @@ class LogEndpoints:
                 f"dry_run=true, {PASSWORD}",
                 "DELETE",
                 Role.ADMINISTRATOR,
+                labels=_labels,
             ),
             Route(
                 f"{_LOG}/truncate",
@@ -69,6 +70,7 @@ class LogEndpoints:
                 "POST",
                 Role.OPERATOR,
                 "before=POSITION",
+                labels=_labels,
             ),
         )
 
@@ -84,25 +86,36 @@ class LogEndpoints:
                 Role.WRITER,
                 BODIES,
                 body_max=BODY_SIZE_MAX,
+                labels=_labels,
             ),
-            Route(_ENTRIES, "read a page of entries", self._read, f"since=TIME, {READ}", role=Role.READER),
-            Route(f"{_ENTRIES}/{{position}}", "read one entry, raw", self._read_one, PASSWORD, role=Role.READER),
+            Route(
+                _ENTRIES, "read a page of entries", self._read, f"since=TIME, {READ}", role=Role.READER, labels=_labels
+            ),
+            Route(
+                f"{_ENTRIES}/{{position}}",
+                "read one entry, raw",
+                self._read_one,
+                PASSWORD,
+                role=Role.READER,
+                labels=_labels,
+            ),
             Route(
                 f"{_LOG}/tail",
                 "follow the log by Server-Sent Events; without a position from now on",
                 self._tail,
                 f"from=POSITION, Last-Event-ID=POSITION, {PASSWORD}",
                 role=Role.READER,
+                labels=_labels,
             ),
         )
 
     def _cursor_routes(self) -> Sequence[Route]:
         def change(help: str, handler: Handler, method: str, parameters: str = "", body: str = "") -> Route:
-            return Route(_CURSOR, help, handler, parameters, method, Role.READER, body)
+            return Route(_CURSOR, help, handler, parameters, method, Role.READER, body, labels=_labels)
 
         return (
-            Route(f"{_LOG}/cursors", "the cursors of a log", self._cursors),
-            Route(_CURSOR, "a cursor; its position is the `ETag`", self._cursor),
+            Route(f"{_LOG}/cursors", "the cursors of a log", self._cursors, labels=_labels),
+            Route(_CURSOR, "a cursor; its position is the `ETag`", self._cursor, labels=_labels),
             change("create or move a cursor", self._move, "PUT", "If-Match=ETAG", "position=POSITION"),
             change("delete a cursor, which holds back no truncation then", self._delete_cursor, "DELETE"),
         )
@@ -408,3 +421,8 @@ def _cursor_facts(cursor: Cursor) -> dict[str, object]:
 
 def _cursor_response(cursor: Cursor) -> Response:
     return json_response(_cursor_facts(cursor), headers={"ETag": f'"{cursor.position}"'})
+
+
+async def _labels(request: Request) -> Mapping[str, bytes]:
+    """Return the label that the ledgers of a log have."""
+    return {"log": request.values["log"].encode()}

@@ -53,7 +53,7 @@ def test_show_names_the_place_of_every_value(tmp_path: pathlib.Path, run: Any, m
 def test_check_lists_every_mistake_with_its_line(tmp_path: pathlib.Path, run: Any) -> None:
     path = tmp_path / "bk.toml"
     path.write_text(
-        '[metadata]\nuri = "xyz:1"\n[bookie]\nprot = 1\nport = 0\nsasl_users_file = "users"\nauthentication = "sasl"\n'
+        '[metadata]\nuri = "xyz:1"\n[bookie]\nprot = 1\nport = 0\nusers_file = "users"\nauthentication = "sasl"\n'
         "[client]\nplacement = 'zone'\nzones_min = 9\n"
     )
     out = run("config", "check", path, status=1)
@@ -62,13 +62,13 @@ def test_check_lists_every_mistake_with_its_line(tmp_path: pathlib.Path, run: An
     assert f"{path}:5: port = 0: a bookie on any free port needs a fixed bookie_id" in out
     assert f"{path}:10: zones_min = 9 is more than zones_desired" in out
     assert "4 problems" in out
-    path.write_text('[bookie]\nsasl_users_file = "/no/users"\nauthentication = "sasl"\n')
+    path.write_text('[bookie]\nusers_file = "/no/users"\nauthentication = "sasl"\n')
     assert f"{path}:1: " not in run("config", "check", path, status=1)
     assert "/no/users cannot be read" in run("config", "check", "--config", path, status=1)
     assert "cannot be read" in run("config", "check", tmp_path / "missing.toml", status=2)
-    path.write_text('[metadata]\nuri = "zk://me:p@ss@z:1/l"\n[gateway]\nhttp_users_file = "/no/users"\n')
+    path.write_text('[metadata]\nuri = "zk://me:p@ss@z:1/l"\n[gateway]\nusers_file = "/no/users"\n')
     out = run("config", "check", path, status=1)
-    assert f"{path}:4: http_users_file: /no/users cannot be read" in out
+    assert f"{path}:4: users_file: /no/users cannot be read" in out
     assert f"{path}:2: uri: 'zk://***@z:1/l' names no ZooKeeper server in '***@z:1'" in out
     assert "ss@" not in run("config", "show", "metadata", "--config", path)
 

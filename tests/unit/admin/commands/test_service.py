@@ -105,7 +105,7 @@ def test_what_is_refused(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest.M
     assert "a gateway needs users" in run(*install, "gateway", status=2)
     monkeypatch.setattr(sys, "base_prefix", "/usr")
     monkeypatch.setattr(sys, "executable", "/opt/bookies/bin/python")
-    config.write_text('[metadata]\nuri = "zk://z:1/l"\n[gateway]\nhttp_users_file = "/home/me/users"\n')
+    config.write_text('[metadata]\nuri = "zk://z:1/l"\n[gateway]\nusers_file = "/home/me/users"\n')
     assert "ProtectHome=read-only" in run(*install, "gateway")
     assert "ProtectHome=true" in run(*install, "recovery")
     assert "Type=notify" in run(*install, "recovery")

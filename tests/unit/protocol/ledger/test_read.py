@@ -187,7 +187,7 @@ def test_a_bookie_that_has_answered_batch_reads_may_lose_connections() -> None:
         (BookieBusy("busy"), "Read again later (ledger 7, entry 3)"),
         (DataUnknown("limbo"), "have been repaired (ledger 7, entry 3)"),
         (DigestMismatch("rot"), "checks every replica (ledger 7, entry 3)"),
-        (Unauthorized("key", bookie="a"), "with its password (ledger 7, entry 3, bookie a)"),
+        (Unauthorized("key", bookie="a"), "as a user who may read it (ledger 7, entry 3, bookie a)"),
     ],
 )
 def test_an_entry_that_cannot_be_read_says_why_and_what_to_do(error: BookKeeperError, text: str) -> None:

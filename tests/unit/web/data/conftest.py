@@ -25,15 +25,16 @@ class Site:
     def __init__(self, world: World) -> None:
         self.world = world
         self._count = 0
+        self.users = USERS
 
     async def start(self, **settings: Any) -> tuple[str, Any]:
         """Start a gateway. Return its host, and the block whose exit stops it."""
         self._count += 1
         host = f"gateway{self._count}"
         runtime = self.world.runtime(host)
-        self.world.disk.replace_bytes("/users", USERS.encode())
+        self.world.disk.replace_bytes("/users", self.users.encode())
         given = {"http_host": host, "http_insecure": True, **settings}
-        config = GatewayConfig(http_port=PORT, http_users_file="/users", **given)
+        config = GatewayConfig(http_port=PORT, users_file="/users", **given)
         gateway = Gateway(
             runtime, config, ClientConfig(), lambda: MemoryDriver(self.world.metadata, runtime), ledger_routes
         )
@@ -71,14 +72,15 @@ Body = Callable[[Site], Coroutine[Any, Any, None]]
 
 @pytest.fixture
 def serve() -> Callable[..., None]:
-    """Run a coroutine with a gateway, `gateway1`, and a cluster of one bookie."""
+    """Run a coroutine with a gateway, `gateway1`, and a cluster of one bookie. `users`: lines besides `USERS`."""
 
-    def run(body: Body, **settings: Any) -> None:
+    def run(body: Body, users: str = "", **settings: Any) -> None:
         world = World()
 
         async def inside(world: World) -> None:
             await world.start()
             site = Site(world)
+            site.users += users
             _, block = await site.start(**settings)
             try:
                 await body(site)

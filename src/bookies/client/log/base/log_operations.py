@@ -15,7 +15,15 @@ from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.base.cursor_store import LogCursors
 from bookies.client.log.base.time_index import TimeIndex
 from bookies.client.write.manifest import ManifestLoop
-from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogFenced, LogNotFound, LogTruncated
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerNotFound,
+    LogFenced,
+    LogNotFound,
+    LogTruncated,
+    Unauthorized,
+)
 from bookies.metadata.interface.driver import Step
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import OPEN_MAX, LedgerEnd, check_held, check_leader, swept, taken_over, truncated
@@ -230,14 +238,17 @@ class FutileLedgers:
         self._since = 0.0
 
     async def pause(self, last_add_confirmed: int, failure: BaseException) -> None:
-        """Pause after a ledger, so that empty ones do not fill the list. Raises the failure when it lasts too long."""
+        """Pause after a ledger, so that empty ones do not fill the list.
+
+        Raises the failure when it lasts too long. Raises `Unauthorized` at once: no pause gives a user the right.
+        """
         if last_add_confirmed >= 0:
             self._count = 0
             return
         now = asyncio.get_running_loop().time()
         if self._count == 0:
             self._since = now
-        if now - self._since >= PATIENCE_S:
+        if now - self._since >= PATIENCE_S or isinstance(failure, Unauthorized):
             raise failure
         self._count += 1
         await back_off(self._runtime, self._count)

@@ -139,7 +139,7 @@ function drawSession() {
   if (user?.has_users) {
     node.append(h("span", {}, `${user.user}, ${user.role}`));
     if (token.get()) node.append(h("button", { type: "button", onclick: signOut }, "Sign out"));
-  } else if (user) node.append(h("span", { title: "http_users_file names no users, so nothing can be changed" }, "read only"));
+  } else if (user) node.append(h("span", { title: "users_file names no users, so nothing can be changed" }, "read only"));
   morph(document.getElementById("session"), node);
 }
 

@@ -45,15 +45,15 @@ def parse_directives(message: bytes) -> dict[str, bytes]:
 
 
 class DigestMd5Server:
-    """The bookie's side of one authentication. `password_of`: of a user, None if there is no such user.
+    """The bookie's side of one authentication. `secret_of`: `secret_of_password` of a user; None: it has none.
 
     `nonce`: unpredictable printable ASCII, new for every connection.
     """
 
-    def __init__(self, password_of: Callable[[str], str | None], nonce: str) -> None:
+    def __init__(self, secret_of: Callable[[str], bytes | None], nonce: str) -> None:
         self.user = ""  # known once `evaluate` has returned
         self.authorization = ""
-        self._password_of = password_of
+        self._secret_of = secret_of
         self._nonce = nonce
 
     def challenge(self) -> bytes:
@@ -79,11 +79,11 @@ class DigestMd5Server:
             raise Unauthorized("the SASL response asks for more than authentication")
         if given["nc"] != NONCE_COUNT.encode() or not hmac.compare_digest(given["nonce"], self._nonce.encode("ascii")):
             raise Unauthorized("the SASL response was made for another challenge")
-        password = self._password_of(user)
+        known = self._secret_of(user)
         # Unknown users are computed too, so that the response time does not reveal which users exist.
-        secret = _secret(user, realm, password or "", given["nonce"], given["cnonce"], given.get("authzid"))
+        secret = _secret(known or b"", given["nonce"], given["cnonce"], given.get("authzid"))
         expected = _proof(secret, given["nonce"], given["cnonce"], f"AUTHENTICATE:{uri}", encoding)
-        if not hmac.compare_digest(expected, given["response"]) or password is None:
+        if not hmac.compare_digest(expected, given["response"]) or known is None:
             raise Unauthorized("wrong user or password")
         self.user, self.authorization = user, authorization or user
         return b"rspauth=" + _proof(secret, given["nonce"], given["cnonce"], f":{uri}", encoding)
@@ -108,7 +108,8 @@ class DigestMd5Client:
         encoding = "utf-8" if given.get("charset", b"").lower() == b"utf-8" else "latin-1"
         realm = _decode(given.get("realm", b""), encoding)
         uri = f"{SERVICE}/{SERVICE}"
-        secret = _secret(self._user, realm, self._password, given["nonce"], self._cnonce, None)
+        known = secret_of_password(self._user, self._password, realm)
+        secret = _secret(known, given["nonce"], self._cnonce, None)
         proof = _proof(secret, given["nonce"], self._cnonce, f"AUTHENTICATE:{uri}", encoding)
         self._expected = b"rspauth=" + _proof(secret, given["nonce"], self._cnonce, f":{uri}", encoding)
         try:
@@ -134,10 +135,14 @@ class DigestMd5Client:
             raise Unauthorized("the bookie does not prove that it knows our password")
 
 
-def _secret(user: str, realm: str, password: str, nonce: bytes, cnonce: bytes, authorization: bytes | None) -> bytes:
+def secret_of_password(user: str, password: str, realm: str = SERVICE) -> bytes:
+    """Return what a bookie stores of a password. Who has it can act as the user, but only in this realm."""
+    return _md5(b":".join(map(_hashed, (user, realm, password))))
+
+
+def _secret(known: bytes, nonce: bytes, cnonce: bytes, authorization: bytes | None) -> bytes:
     """Return H(A1), in hexadecimal."""
-    first = _md5(b":".join(map(_hashed, (user, realm, password))))
-    return _hex(b":".join([first, nonce, cnonce, *([authorization] if authorization else [])]))
+    return _hex(b":".join([known, nonce, cnonce, *([authorization] if authorization else [])]))
 
 
 def _proof(secret: bytes, nonce: bytes, cnonce: bytes, action: str, encoding: str) -> bytes:

@@ -7,11 +7,11 @@ import hashlib
 import pytest
 
 from bookies.errors import Unauthorized
-from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives
+from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
 
 
 def pair(user: str = "u", password: str = "p", known: str | None = None) -> tuple[DigestMd5Server, DigestMd5Client]:
-    users = {user: password if known is None else known}
+    users = {user: secret_of_password(user, password if known is None else known)}
     return DigestMd5Server(users.get, "abcdef"), DigestMd5Client(user, password, "fedcba")
 
 
