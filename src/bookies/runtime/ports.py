@@ -46,7 +46,8 @@ class TlsFiles(Struct, frozen=True):
     `checks_peer`: the other side has to present a certificate that an authority (the system's when none is named) has
     signed. `asks_peer`: it may present none, but no other. `checks_host_name`: and that names the host that was
     connected to. `version_min`: "1.2" or "1.3". `ciphers`: of TLS 1.2 in OpenSSL's notation. `reload_interval_s`: how
-    often the files are checked for changes. `key_password`: of the key, if no file has it. `authority_password_file`: of a key store.
+    often the files are checked for changes. `key_password`: of the key, if no file has it. `authority_password_file`:
+    of a key store.
     """
 
     certificate: str
