@@ -1,19 +1,33 @@
-"""Migration of a log to another cluster: decisions about its list in the target, without IO.
+"""Migration of a log to another cluster, or from a backup: decisions about its list in the target, without IO.
 
 A label of a migrated ledger names its origin, so a second attempt finds the first. During a migration the list in the
 target is held: it follows the source and refuses appends. At the cut-over the source is held for ever before its last
 ledgers are ended; then the target gets the rest and is released. So appends are never allowed in both.
-Source: spark 5.4.
+
+A log of a backup ends before the first ledger that the backup lacks. Positions keep their meaning, and those after the
+end move to it, because entries that were read beyond it are lost. Source: spark 5.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from bookies.errors import LogExists
-from bookies.protocol.log.log_model import CUT_OVER, HELD, MIGRATED_FROM, Extent, Manifest, Segment
+from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.log_model import (
+    CUT_OVER,
+    HELD,
+    MIGRATED_FROM,
+    Extent,
+    LedgerEnd,
+    Manifest,
+    Position,
+    Segment,
+    ended,
+)
+from bookies.protocol.log.log_times import Point
 
 FROM = MIGRATED_FROM  # the label of a ledger too
 SWAP_MAX = 1000  # extents added by one swap of a list: the record of each one's ledger is a condition of the swap
@@ -101,3 +115,73 @@ def held(source: Manifest, target: str) -> Manifest | None:
     if source.held:
         return None
     return replace(source, epoch=source.epoch + 1, extra=dict(source.extra) | {HELD: f"it was moved to {target}"})
+
+
+# -- from a backup ---------------------------------------------------------------------------------------------------
+
+
+def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -> Manifest:
+    """Return the list of a log whose ledgers a backup has. `ends`: of the ledgers that were restored.
+
+    Missing ledgers at the beginning count as truncated; the list ends before a later one. Numbers of extents are not
+    reused. The label says that its writers' numbers are to be read from the log, and that no migration may change it.
+    """
+    whole = ended(source, ends) or source
+    extents: list[Extent] = []
+    rows = source.rows_truncated
+    for extent in whole.extents:
+        if extent.last is not None and extent.storage in ends:
+            extents.append(extent)
+        elif extents:
+            break
+        elif extent.last is not None:
+            rows += max(0, extent.last - extent.first + 1)
+    return replace(
+        source,
+        epoch=source.epoch + 1,
+        extents=tuple(extents),
+        deleting=tuple(ledger_id for ledger_id in source.deleting if ledger_id in ends),
+        rows_truncated=rows,
+        segments=(),
+        extra=dict(source.extra) | {FROM: origin, CUT_OVER: True},
+    )
+
+
+def end_of(manifest: Manifest) -> Position | None:
+    """Return the position after the last entry of a list whose extents are closed; None: it has no extents."""
+    if not manifest.extents:
+        return None
+    last = manifest.extents[-1]
+    assert last.last is not None
+    return Position(last.ledger_id, last.last + 1)
+
+
+def is_after_end(at: Position, source: Manifest, restored: Manifest) -> bool:
+    """Report whether a position in the source's list is after the end of the restored one."""
+    extent, end = source.find(at), end_of(restored)
+    if extent is None or end is None:
+        return extent is not None
+    last = restored.extents[-1].seq
+    return extent.seq > last or (extent.seq == last and at.entry_id > end.entry_id)
+
+
+def cursors_brought_back(
+    cursors: Mapping[str, Cursor], source: Manifest, restored: Manifest, without: str
+) -> dict[str, Cursor]:
+    """Return the cursors for the restored list: those after its end are at its end, or do not exist if it is empty.
+
+    `without`: name of a cursor that is left out.
+    """
+    end = end_of(restored)
+    kept = {}
+    for name, cursor in cursors.items():
+        if name == without or (end is None and is_after_end(cursor.position, source, restored)):
+            continue
+        is_late = end is not None and is_after_end(cursor.position, source, restored)
+        kept[name] = replace(cursor, position=end, slot=0) if is_late else cursor
+    return kept
+
+
+def times_brought_back(points: Sequence[Point], source: Manifest, restored: Manifest) -> list[Point]:
+    """Return the points in time that are in the restored list."""
+    return [point for point in points if not is_after_end(point.position, source, restored)]

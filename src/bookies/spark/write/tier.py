@@ -300,5 +300,10 @@ def delete_attempt(to: str, attempt: Attempt) -> None:
     system.delete_dir(attempt.path)
 
 
+def attempt_name(run_id: str) -> str:
+    """Return a name that no other attempt has."""
+    return f"{run_id}-{uuid.uuid4().hex[:12]}"
+
+
 def directory_of(to: str, cluster: str, ledger_id: int, attempt: str) -> str:
     return f"{to}/{cluster}/ledger-{ledger_id}/{attempt}"

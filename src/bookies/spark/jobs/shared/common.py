@@ -117,6 +117,11 @@ def ask(uri: str, question: Any) -> Any:
     return runtime.worker().run(coroutine)
 
 
+def now_ms() -> int:
+    """Return the wall time, ms since 1970."""
+    return int(datetime.datetime.now(datetime.UTC).timestamp() * 1000)
+
+
 async def ledger_ids(client: Client) -> list[int]:
     """Return the ids of all ledgers: a question for `ask`."""
     return [ledger_id async for page in client.administration().ledger_ids() for ledger_id in page]
