@@ -4,13 +4,17 @@ A label of a migrated ledger names its origin, so a second attempt finds the fir
 target is held: it follows the source and refuses appends. At the cut-over the source is held for ever before its last
 ledgers are ended; then the target gets the rest and is released. So appends are never allowed in both.
 
+A mirror follows its source ledger by ledger, the open one too, with the same ids, so positions are the same. It is held
+until the switch-over. Then it begins where it ends: entries that only the source has are lost to it, and are named.
+
 A log of a backup ends before the first ledger that the backup lacks. Positions keep their meaning, and those after the
 end move to it, because entries that were read beyond it are lost. Source: spark 5.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,6 +24,7 @@ from bookies.protocol.log.log_model import (
     CUT_OVER,
     HELD,
     MIGRATED_FROM,
+    MIRROR_OF,
     Extent,
     LedgerEnd,
     Manifest,
@@ -115,6 +120,106 @@ def held(source: Manifest, target: str) -> Manifest | None:
     if source.held:
         return None
     return replace(source, epoch=source.epoch + 1, extra=dict(source.extra) | {HELD: f"it was moved to {target}"})
+
+
+# -- mirrors ---------------------------------------------------------------------------------------------------------
+
+
+class MissingRange(NamedTuple):
+    """Entries of one log that another one does not have. `last`: -1 if it is not known."""
+
+    ledger_id: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.first} to {self.ledger_id}:{self.last}"
+
+
+def is_mirror(manifest: Manifest) -> bool:
+    """Report whether the log follows another one and refuses appends."""
+    return bool(manifest.held) and MIRROR_OF in manifest.extra
+
+
+def check_may_follow(source: Manifest, target: Manifest | None, origin: str) -> None:
+    """Check that the log in the target, if there is one, may be a mirror of the source's. Raises `LogExists`.
+
+    origin: label of the source's log.
+    """
+    if is_mirror(source):
+        raise LogExists(
+            f"it is a mirror of {source.extra[MIRROR_OF]}: mirror that one, or switch over to this one first"
+        )
+    if target is None:
+        return
+    if target.token != source.token or target.is_deleting:
+        raise LogExists("the target has another log of this name: delete it there, or mirror to another cluster")
+    if is_mirror(target) and target.extra[MIRROR_OF] != origin:
+        raise LogExists(f"in the target it is a mirror of {target.extra[MIRROR_OF]}, which is another cluster")
+
+
+def mirrored(
+    source: Manifest, target: Manifest | None, complete: Collection[int], growing: int | None, origin: str
+) -> Manifest | None:
+    """Return the list of the mirror; None: it is so already. The list of a former source loses what `source` lacks.
+
+    complete: ledgers that the target has with all their entries.
+    growing: the ledger that is being copied, if the target has its record.
+    """
+    extents = []
+    for extent in source.extents:
+        if extent.last is not None and extent.storage in complete:
+            extents.append(extent)
+            continue
+        if extent.storage == growing and extent.stored is None:
+            extents.append(replace(extent, last=None, rows=None, bytes=None))
+        break
+    begin = extents[0].seq if extents else source.next_seq
+    now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
+    listed = {extent.storage for extent in (*source.extents, *extents)}
+    gone = [
+        extent.storage
+        for extent in (target.extents if target is not None else ())
+        if extent.storage not in listed and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
+    ]
+    copy = replace(
+        source,
+        extents=tuple(extents),
+        deleting=tuple(dict.fromkeys((*(target.deleting if target is not None else ()), *gone))),
+        segments=_kept_segments(tuple(extents), target),
+        epoch=max(source.epoch, target.epoch if target is not None else 0),
+        extra=dict(source.extra) | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
+    )
+    return None if copy == target else copy
+
+
+def switched_over(mirror: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
+    """Return the list of a mirror that accepts appends; None: it does already. `ends`: of all its open ledgers."""
+    if not is_mirror(mirror):
+        return None
+    whole = ended(mirror, ends) or mirror
+    assert not whole.open_ledgers, "switched over before every end was decided"
+    extra = {name: value for name, value in mirror.extra.items() if name not in (HELD, MIRROR_OF)}
+    return replace(whole, epoch=mirror.epoch + 1, extra=extra)
+
+
+def missing_in(own: Manifest, other: Manifest) -> list[MissingRange]:
+    """Return the entries of one list that the other one lacks; those before its beginning were truncated there.
+
+    An extent without an end counts up to the end that is known: give lists with all ends.
+    """
+    begin = other.extents[0].seq if other.extents else 0
+    present = {extent.ledger_id: extent for extent in other.extents}
+    missing = []
+    for extent in own.extents:
+        last = -1 if extent.last is None else extent.last
+        there = present.get(extent.ledger_id)
+        if there is None and extent.seq < begin:
+            continue
+        first = extent.first if there is None else max(extent.first, (-1 if there.last is None else there.last) + 1)
+        if first <= last:
+            missing.append(MissingRange(extent.ledger_id, first, last))
+    return missing
 
 
 # -- from a backup ---------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from bookies.errors import LogExists, LogFenced
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import (
     Extent,
+    LedgerEnd,
     Segment,
     check_held,
     emptied,
@@ -17,7 +19,19 @@ from bookies.protocol.log.log_model import (
     parse_manifest,
     truncated,
 )
-from bookies.protocol.log.migration import SWAP_MAX, at_once, copied, held, log_origin, origin_of
+from bookies.protocol.log.log_times import Point
+from bookies.protocol.log.migration import (
+    SWAP_MAX,
+    at_once,
+    brought_back,
+    copied,
+    cursors_brought_back,
+    end_of,
+    held,
+    log_origin,
+    origin_of,
+    times_brought_back,
+)
 
 SOURCE = Manifest(
     "tok",
@@ -130,3 +144,61 @@ def test_a_compacted_extent_keeps_its_positions_in_the_target() -> None:
     whole = follow(source, None, {80: 180, 61: 161})
     assert (whole.ledger_ids, whole.storages) == ([180, 161], [180, 161])
     assert at_once(source, first, {80: 180, 61: 161}) == {80: 180, 61: 161}
+
+
+# -- from a backup ---------------------------------------------------------------------------------------------------
+
+
+WHOLE = replace(
+    SOURCE,
+    segments=(Segment("theirs", 6, 6, 1, 5, 5, 100),),
+    deleting=(50, 51),
+    extents=(*SOURCE.extents[:2], Extent(8, 62), Extent(9, 63)),
+    next_seq=10,
+)
+ENDS = {60: LedgerEnd(9, 100), 61: LedgerEnd(3, 40), 51: LedgerEnd(0, 1)}
+
+
+def back(*ledger_ids: int) -> Manifest:
+    return brought_back(WHOLE, {ledger_id: ENDS[ledger_id] for ledger_id in ledger_ids}, ORIGIN)
+
+
+def test_a_log_of_a_backup_ends_before_the_first_missing_ledger() -> None:
+    log = back(60, 61, 51)
+    assert (log.ledger_ids, log.next_seq, log.epoch, log.token) == ([60, 61], 10, 5, "tok")
+    assert (log.rows_truncated, log.deleting, log.segments) == (70, (51,), ())
+    assert end_of(log) == Position(61, 4)
+    assert not log.held
+    assert copied(WHOLE, log, {}, ORIGIN, "x", is_cut_over=False) is None  # no migration changes it
+    assert parse_manifest("orders", pack_manifest(log)) == log
+    with_open = brought_back(WHOLE, ENDS | {62: LedgerEnd(1, 7)}, ORIGIN)
+    assert with_open.extents[-1] == Extent(8, 62, 0, 1, 2, 7)
+
+
+def test_missing_ledgers_at_the_beginning_count_as_truncated() -> None:
+    log = back(61)
+    assert (log.ledger_ids, log.rows_truncated) == ([61], 75)
+    assert log.row_of(7) == WHOLE.row_of(7)
+    none = back()
+    assert (none.extents, none.rows_truncated, end_of(none)) == ((), 79, None)
+
+
+def test_what_follows_a_log_moves_to_its_end() -> None:
+    log = back(60, 61)
+    places = {
+        "old": Position(50, 3),
+        "inside": Position(60, 7),
+        "end": Position(61, 4),
+        "late": Position(61, 5),
+        "lost": Position(62, 7),
+    }
+    cursors = {name: Cursor(name, at, 100, 3, 2) for name, at in places.items()} | {
+        "not": Cursor("not", Position(60, 5), 1)
+    }
+    kept = cursors_brought_back(cursors, WHOLE, log, without="not")
+    at = {name: cursor.position for name, cursor in kept.items()}
+    assert at == places | {"late": Position(61, 4), "lost": Position(61, 4)}
+    assert (kept["inside"], kept["lost"].slot, kept["lost"].token) == (cursors["inside"], 0, 3)
+    assert set(cursors_brought_back(cursors, WHOLE, back(), without="not")) == {"old"}
+    points = [Point(position, 5) for position in places.values()]
+    assert times_brought_back(points, WHOLE, log) == points[:3]
