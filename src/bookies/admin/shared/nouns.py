@@ -75,7 +75,7 @@ COMMANDS = {
     "spark": (
         "bookies.admin.verbs.spark_command",
         "jobs over a whole cluster on Spark: scrub, repair, reconcile, usage, import, export, offload, restore, "
-        "migrate, compact, whatif, package",
+        "migrate, compact, backup, verify, restore-cluster, whatif, package",
     ),
     "sim": ("bookies.lab.commands.sim", "simulate a cluster on virtual time with faults"),
 }
