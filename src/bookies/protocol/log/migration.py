@@ -166,10 +166,14 @@ def mirrored(
     complete: ledgers that the target has with all their entries.
     growing: the ledger that is being copied, if the target has its record.
     """
+    closed = {(one.seq, one.ledger_id, one.last): one for one in (target.extents if target is not None else ())}
     extents = []
     for extent in source.extents:
         if extent.last is not None and extent.storage in complete:
             extents.append(extent)
+            continue
+        if extent.last is not None and (before := closed.get((extent.seq, extent.ledger_id, extent.last))):
+            extents.append(replace(before, first=extent.first))  # It was compacted; the result is not copied yet.
             continue
         if extent.storage == growing and extent.stored is None:
             extents.append(replace(extent, last=None, rows=None, bytes=None))
@@ -188,6 +192,7 @@ def mirrored(
         deleting=tuple(dict.fromkeys((*(target.deleting if target is not None else ()), *gone))),
         segments=_kept_segments(tuple(extents), target),
         epoch=max(source.epoch, target.epoch if target is not None else 0),
+        next_seq=max(source.next_seq, target.next_seq if target is not None else 0),
         extra=dict(source.extra) | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
     )
     return None if copy == target else copy
