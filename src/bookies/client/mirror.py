@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ from msgspec import Struct, convert, to_builtins
 from bookies.client.base import EntryBatch
 from bookies.client.base.segments import LOGS, LogStore
 from bookies.client.client import Client
-from bookies.client.log.base.cursor_store import CURSORS, HISTORY, SEQUENCES, TIMES
+from bookies.client.log.base.cursor_store import CURSORS, HISTORY, MIRRORS, SEQUENCES, TIMES
 from bookies.client.read import LedgerReader
 from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.documents import parse_json
@@ -62,10 +62,10 @@ from bookies.protocol.log.migration import (
     switched_over,
 )
 
-MIRRORS = "mirrors/"  # prefix of the records of progress, in the target's store
 FOLLOWERS = (CURSORS, TIMES, HISTORY, SEQUENCES)  # records that are copied as they are
 IDS_APART = 1_000_000  # ledger ids that one side may use before the other side learns of it
 POLL_S = 0.2  # pause before the source is asked again
+RETRY_S = 1.0  # pause after an error
 SAVE_S = 1.0  # between two records of progress
 WRITES_MAX = 60  # attempts to write a batch, while a bookie of the target is replaced
 WRITE_PAUSE_S = 0.5
@@ -251,6 +251,31 @@ class LogMirror:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def run(self, on_change: Callable[[BookKeeperError | None], None], *, is_once: bool = False) -> None:
+        """Copy for ever, or until the mirror has all that the source has confirmed. Call `begin` first.
+
+        `on_change`: called after a step that copied something, and with an error that is not the end: then the step is
+        repeated. So a process waits while another one mirrors the log, and takes over when that has ended. Raises the
+        others, see `step`.
+        """
+        while True:
+            try:
+                is_busy = await self.step()
+            except (LogError, LedgerExists):
+                raise
+            except BookKeeperError as error:
+                on_change(error)
+                await self.close()
+                await asyncio.sleep(RETRY_S)
+                continue
+            if is_busy:
+                on_change(None)
+            elif is_once:
+                await self._save()
+                return
+            else:
+                await asyncio.sleep(POLL_S)
 
     # -- copying -----------------------------------------------------------------------------------------------------
     async def step(self) -> bool:

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.logs import log_retention
+from bookies.admin.logs import log_mirror, log_retention
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
@@ -582,6 +582,7 @@ VERBS = (
         Option("--delete NAME", "delete a cursor: truncation no longer respects it"),
     ),
     *log_retention.VERBS,
+    *log_mirror.VERBS,
     verb(
         "log recover",
         "complete a log of DistributedLog whose writer is gone, also if its end is damaged; a live writer is stopped",
