@@ -63,7 +63,7 @@ from bookies.protocol.log.migration import (
 )
 
 FOLLOWERS = (CURSORS, TIMES, HISTORY, SEQUENCES)  # records that are copied as they are
-IDS_APART = 1_000_000  # ledger ids that one side may use before the other side learns of it
+IDS_APART = 10_000  # ledger ids that one side may use before the other side learns of it
 POLL_S = 0.2  # pause before the source is asked again
 RETRY_S = 1.0  # pause after an error
 SAVE_S = 1.0  # between two records of progress

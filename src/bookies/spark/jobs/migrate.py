@@ -16,12 +16,14 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from bookies.client.log.log import LOGS
 from bookies.client.log.transaction import read_ledgers
+from bookies.client.mirror import stop_writing
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import (
     InvalidArgument,
@@ -34,7 +36,7 @@ from bookies.metadata.interface.driver import LedgerAt
 from bookies.model import LedgerMetadata
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.log_model import LedgerEnd, ended, pack_manifest
-from bookies.protocol.log.migration import FROM, at_once, copied, held, log_origin, origin_of
+from bookies.protocol.log.migration import FROM, at_once, copied, log_origin, origin_of
 from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, copying, ledger_selection
@@ -84,7 +86,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument("source and target are the same cluster: give another target")
     if config.options["cut_over"] and config.mode == common.RUN:
         for name in ledger_selection.logs_of(config.options["log"]):
-            common.ask(config.uri, _holding(name, str(target)))
+            common.ask(config.uri, partial(stop_writing, name=name, target=str(target)))
     chosen = common.ask(config.uri, lambda client: ledger_selection.select(client, config.options))
     known = common.ask(str(target), _known(cluster))
     items = [
@@ -203,30 +205,11 @@ def _known(cluster: str) -> Any:
     return question
 
 
-def _holding(name: str, target: str) -> Any:
-    """Return a question for `ask` that stops all appends to the log, and then ends its open ledgers."""
-
-    async def question(client: Client) -> None:
-        parts = client.transactions()
-        records = ManifestLoop(parts.runtime, parts.driver, name)
-        await records.refresh()
-        manifest = await records.update(lambda current: held(current, target))
-        ends = await _ends(client, manifest, is_final=True)
-        await records.update(lambda current: ended(current, ends))
-
-    return question
-
-
-async def _ends(client: Client, manifest: Manifest, *, is_final: bool = False) -> dict[int, LedgerEnd]:
-    """Return the ends of ledgers that the list has as open.
-
-    `is_final`: recover those that are still open, which stops their writers.
-    """
+async def _ends(client: Client, manifest: Manifest) -> dict[int, LedgerEnd]:
+    """Return the ends of closed ledgers that the list has as open."""
     ends = {}
     for ledger_id in manifest.open_ledgers:
         record = await client.metadata(ledger_id)
-        if not record.is_closed and is_final:
-            record = await client.administration().recover(ledger_id)
         if record.is_closed:
             ends[ledger_id] = LedgerEnd(record.last_entry_id, record.length)
     return ends

@@ -121,7 +121,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     if is_good:
         rows += logs
         if config.mode == common.RUN:
-            common.ask(config.uri, _ending(records))
+            common.ask(config.uri, _ending(records, backup))
     table = sorted((config.run_id, *row) for row in rows)
     frame = common.save(common.frame_of(spark, table, RESTORED), config, "restored")
     return Complete(frame, _report(config, rows, backup.run, is_good=is_good))
@@ -332,11 +332,19 @@ async def _check_empty(driver: MetadataDriver) -> None:
             )
 
 
-def _ending(records: Mapping[str, bytes]) -> Any:
-    """Return a question for `ask`: writes the records, the lists of logs last, and ends the restoration."""
+def _ending(records: Mapping[str, bytes], backup: Backup) -> Any:
+    """Return a question for `ask`: writes the records, the lists of logs last, and ends the restoration.
+
+    Deletes incomplete ledgers that an earlier attempt has left and this one skipped.
+    """
 
     async def question(client: Client) -> None:
         driver = client.administration().access.driver
+        for ledger_id in backup.omitted:
+            with contextlib.suppress(LedgerNotFound):
+                left = (await client.metadata(ledger_id)).custom_metadata.get(FROM)
+                if left == origin_of(backup.cluster, ledger_id).encode():
+                    await client.delete(ledger_id)
         filling = Filling(driver, "", "")
         for is_last in (False, True):
             items = [NamedRecord(name, data) for name, data in records.items() if name.startswith(LOGS) is is_last]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from msgspec.structs import replace
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
+from bookies.errors import LedgerNotFound
 from bookies.metadata.interface.driver import GivenIds
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.log import Manifest, Position, log_segments
 from bookies.protocol.log.cursors import Cursor, pack_cursors, parse_cursors
 from bookies.protocol.log.log_model import Extent, parse_manifest
 from bookies.protocol.log.log_times import Point, pack_times, parse_times
+from bookies.protocol.log.migration import FROM
 from bookies.protocol.log.sequences import CURSOR, Sequences
 from bookies.spark.jobs.restore_cluster import Backup, _ending, records_brought_back
 
@@ -104,7 +107,7 @@ def test_a_long_list_has_segments_of_its_own() -> None:
         client = await world.client()
         driver = client.administration().access.driver
         await driver.create_record("restoration", json.dumps({}).encode())
-        await _ending(records)(client)
+        await _ending(records, whole)(client)
         assert len((await client.log("orders").manifest()).extents) == count - 1
         assert "restoration" not in await driver.record_names("")
 
@@ -123,11 +126,16 @@ def test_what_was_restored_is_read() -> None:
         named = {"logs/orders": (await client.administration().access.driver.read_record("logs/orders"))[0]}
         [extent] = (await old.manifest()).extents
         records = {extent.ledger_id: (await client.administration().record(extent.ledger_id)).metadata}
-        whole = Backup("/safe/c1", "c1", "monday", [], records, named, GivenIds(0, ()), {})
+        whole = Backup("/safe/c1", "c1", "monday", [], records, named, GivenIds(0, ()), {7: "it was skipped"})
         await lose_log(client)
         driver = client.administration().access.driver
         await driver.create_record("restoration", b"{}")
-        await _ending(records_brought_back(whole)[0])(client)
+        labels = {FROM: "c1/7"}
+        async with client.create(ensemble=1, write_quorum=1, labels=labels, ledger_id=7) as writer:
+            await writer.append(b"of an earlier attempt")
+        await _ending(records_brought_back(whole)[0], whole)(client)
+        with pytest.raises(LedgerNotFound):
+            await client.metadata(7)
         async with client.log("orders").lead() as leader:
             await leader.append(b"two")
         async with client.log("orders").open() as reader:

@@ -220,9 +220,18 @@ def lost_copies(root: str, copies: Iterable[LedgerCopy]) -> set[int]:
 
 
 def delete_leftovers(to: str, cluster: str, before_s: float) -> None:
-    """Delete copies that no complete run lists, and that were not written to since `before_s`, seconds since 1970."""
+    """Delete what no complete run has: copies, and runs without a manifest, not written to since `before_s`.
+
+    `before_s`: seconds since 1970.
+    """
     root = f"{to}/{cluster}"
     listed = {(copy.ledger, copy.attempt) for run in runs(root) for copy in contents_of(root, run).copies}
     for attempt in tier.attempts(to, cluster):
         if (attempt.ledger_id, attempt.attempt) not in listed and attempt.changed_s <= before_s:
             tier.delete_attempt(to, attempt)
+    system, path = tier.system_of(root)
+    complete = {RUN + run.run for run in runs(root)}
+    for info in _inside(system, path):
+        is_run = info.base_name.startswith(RUN) and info.base_name not in complete
+        if is_run and tier.changed_s(system, info) <= before_s:
+            system.delete_dir(info.path)

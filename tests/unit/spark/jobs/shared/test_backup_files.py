@@ -110,10 +110,12 @@ def test_what_no_run_lists_is_deleted_when_it_is_old(root: str) -> None:
     to = root.rpartition("/")[0]
     listed, other = copied(root, "one"), copied(root, "two", 6)
     written(root, "monday", 5, listed)
+    DumpFile(root, "killed").finish()
     delete_leftovers(to, "c1", 0.0)
     assert lost_copies(root, [listed, other]) == set()
     delete_leftovers(to, "c1", 1e12)
     assert lost_copies(root, [listed, other]) == {6}
+    assert [path.name for path in pathlib.Path(root).glob("run-*")] == ["run-monday"]
 
 
 def test_a_dump_that_is_not_finished_leaves_nothing(root: str) -> None:
