@@ -42,6 +42,7 @@ from bookies.errors import (
     RecordExists,
     RecordNotFound,
 )
+from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import GivenIds
 from bookies.metadata.transfer import Filling, NamedRecord, carried, read_record
 from bookies.model import LedgerMetadata
@@ -169,12 +170,11 @@ class LogMirror:
     def __init__(self, source: Client, target: Client, name: str) -> None:
         self.name = check_log_name(name)
         self._source, self._target = source, target
-        self._parts, self._target_parts = source.transactions(), target.transactions()
+        self._parts = source.transactions()
         self._list = ManifestLoop(self._parts.runtime, self._parts.driver, name)
-        self._mirror = ManifestLoop(self._target_parts.runtime, self._target_parts.driver, name)
+        self._mirror = ManifestLoop(self._parts.runtime, target.transactions().driver, name)
         self._clusters = ("", "")
-        self._complete: set[int] = set()
-        self._ends: dict[int, LedgerEnd] = {}  # of ledgers that were complete before the source's list had their end
+        self._complete: dict[int, LedgerEnd] = {}  # the source's list may not have the end of such a ledger yet
         self._source_list: Manifest
         self._growing: Growing | None = None
         self._held = AsyncExitStack()  # lock and reader of the growing ledger
@@ -187,6 +187,10 @@ class LogMirror:
         """Return the recorded progress."""
         assert self._state is not None
         return self._state
+
+    @property
+    def _there(self) -> MetadataDriver:
+        return self._target.transactions().driver
 
     @property
     def origin(self) -> str:
@@ -202,7 +206,7 @@ class LogMirror:
         if ids[0] == ids[1]:
             raise InvalidArgument("source and target are the same cluster: name another one with --to")
         self._clusters = ids
-        driver = self._target_parts.driver
+        driver = self._there
         source, target = await self._list.refresh(), None
         with suppress(RecordNotFound):
             target, _ = await LogStore(driver, self.name).read()
@@ -221,7 +225,7 @@ class LogMirror:
         for extent in source.extents:
             last = listed.get((extent.seq, extent.storage))
             if last is not None and extent.last is not None and last >= extent.last:
-                self._complete.add(extent.storage)
+                self._complete[extent.storage] = LedgerEnd(extent.last, extent.bytes or 0)
         # From here on a list that is no mirror was switched over.
         await self._mirror.update(lambda current: mirrored(source, current, self._complete, None, self.origin))
         self._state = await mirror_state(self._target, self.name)
@@ -239,7 +243,7 @@ class LogMirror:
     async def _part_ids(self) -> None:
         """Let the target create ledgers only under ids that the source does not use for a long time."""
         ids = await self._parts.driver.given_ids()
-        await self._target_parts.driver.restore_ids(GivenIds(ids.next_id + IDS_APART, ()))
+        await self._there.restore_ids(GivenIds(ids.next_id + IDS_APART, ()))
 
     async def close(self) -> None:
         """Release the lock. Idempotent."""
@@ -297,14 +301,14 @@ class LogMirror:
         if is_due:
             self._check_mirror(await self._mirror.refresh())
         count = 0
-        self._source_list = ended(source, self._ends) or source
+        self._source_list = ended(source, self._complete) or source
         for ledger_id in source.storages:
             if ledger_id in self._complete:
                 continue
             copied, is_complete = await self._copy(ledger_id)
             count += copied
             # The list has the end of a ledger only after the next one was opened, or another one after that.
-            self._source_list = ended(source, self._ends) or source
+            self._source_list = ended(source, self._complete) or source
             await self._follow(None if is_complete else ledger_id)
             if not is_complete:
                 break
@@ -350,8 +354,7 @@ class LogMirror:
         return growing.next - first, False
 
     def _completed(self, source: LedgerMetadata) -> None:
-        self._complete.add(source.ledger_id)
-        self._ends[source.ledger_id] = LedgerEnd(source.last_entry_id, source.length)
+        self._complete[source.ledger_id] = LedgerEnd(source.last_entry_id, source.length)
 
     async def _begin_ledger(self, ledger_id: int) -> bool:
         """Prepare the copy of a ledger; return True if the target has all of it. Raises `LedgerLocked`, `LogError`."""
@@ -381,7 +384,7 @@ class LogMirror:
         """Return the ledger's record in the target, which is created if there is none. Raises `LedgerExists`."""
         ledger_id, (here, there) = source.ledger_id, self._clusters
         origin = origin_of(here, ledger_id).encode()
-        driver = self._target_parts.driver
+        driver = self._there
         with suppress(LedgerNotFound):
             existing = await self._target.metadata(ledger_id)
             is_ours = existing.custom_metadata.get(FROM) == origin
@@ -432,8 +435,7 @@ class LogMirror:
         if deleted := mirror.deleting:
             for ledger_id in deleted:
                 await self._target.delete(ledger_id)
-            self._complete -= {*deleted}
-            self._ends = {ledger_id: end for ledger_id, end in self._ends.items() if ledger_id not in deleted}
+            self._complete = {one: end for one, end in self._complete.items() if one not in deleted}
             await self._mirror.update(lambda current: swept(current, deleted))
 
     async def _read_followers(self) -> list[NamedRecord]:
@@ -441,7 +443,7 @@ class LogMirror:
         return [record for record in records if record is not None and self._followers.get(record.name) != record.data]
 
     async def _put_followers(self, records: Sequence[NamedRecord]) -> None:
-        await Filling(self._target_parts.driver, "", "").put(records)
+        await Filling(self._there, "", "").put(records)
         self._followers |= {record.name: record.data for record in records}
 
     async def _save(self) -> None:
@@ -464,7 +466,7 @@ class LogMirror:
         since_ms = None if not behind else since_ms or now_ms
         self._state = MirrorState(self.origin, copied, seen, behind, since_ms, now_ms, next_id)
         data = json.dumps(to_builtins(self._state)).encode()
-        await Filling(self._target_parts.driver, "", "").put([NamedRecord(MIRRORS + self.name, data)])
+        await Filling(self._there, "", "").put([NamedRecord(MIRRORS + self.name, data)])
 
     # -- switch-over -------------------------------------------------------------------------------------------------
     async def switch_over(self, target_uri: str) -> Position | None:
