@@ -17,9 +17,8 @@ from bookies.admin.cluster import LocalCluster
 from bookies.client.repair import Administration
 from bookies.errors import InvalidArgument
 from bookies.spark.jobs import backup, restore_cluster, verify
-from bookies.spark.jobs.shared import backup_files, common
+from bookies.spark.jobs.shared import backup_files, common, copying
 from bookies.spark.jobs.shared.common import JobConfig
-from bookies.spark.write import tier
 
 pytestmark = PANDAS_MARKS
 
@@ -55,7 +54,8 @@ def ledgers(store: bk.blocking.Client) -> list[int]:
         with store.create(
             ensemble=ensemble, write_quorum=write_quorum, digest=digest, password=PASSWORD, labels={"owner": "me"}
         ) as writer:
-            writer.append_many([rng.randbytes(size) for size in sizes])
+            for size in sizes:
+                writer.append(rng.randbytes(size))
             ids.append(writer.ledger_id)
     return ids
 
@@ -85,31 +85,14 @@ def test_a_cluster_is_backed_up_and_restored(
         log.create()
         with log.lead() as leader:
             leader.append_many([b"one", b"two"])
-        dry = backup.complete(spark, config(source, "dry", to=to, mode=common.DRY_RUN))
-        assert outcomes(dry.frame) == {"would be copied": 5}
-        assert not (tmp_path / "safe").exists()
         first = backup.job(spark, config(source, "first", to=to))
         assert outcomes(first) == {"copied": 5}
         with log.lead() as leader:
             log.move_cursor("web", leader.append_many([b"three", b"four"]).next)
             store.delete(ids[0])
-            with monkeypatch.context() as faults:  # The run is killed when it has copied the open ledger.
-                in_this_process(faults)
-                crash_once(faults, backup_files, "write_contents", after=False)
-                with pytest.raises(Crash):
-                    backup.job(spark, config(source, "killed", to=to, open=True))
-            assert [run.run for run in backup_files.runs(backup_root(to))] == ["first"]
-            with monkeypatch.context() as faults:
-                in_this_process(faults)
-                faults.setattr(tier, "PartsWriter", None)  # No entry is copied again.
-                second = backup.complete(spark, config(source, "second", to=to, open=True, keep=2))
-            assert outcomes(second.frame) == {"copied": 1, "carried-over": 4, "deleted": 1}
-            closed_only = backup.complete(spark, config(source, "closed", to=to))
-            assert "it is open" in str(closed_only.frame.toArrow().to_pylist())
-        with pytest.raises(InvalidArgument, match="has a complete run second already"):
-            backup.job(spark, config(source, "second", to=to))
-        found = verify.complete(spark, config(None, "v", backup=to, backup_run="second"))
-        assert outcomes(found.frame) == {"done": 5}
+            with store.create() as writer:
+                writer.append(b"later")
+            runs_here(spark, source, to, writer.ledger_id, monkeypatch)
         restored_from(spark, clusters, to, monkeypatch)
         with target.connect() as copy:
             for ledger_id in ids[1:]:
@@ -129,7 +112,39 @@ def test_a_cluster_is_backed_up_and_restored(
             with copy.log("orders").open() as reader:
                 assert [entry.payload for entry in reader.read(cursor.position)] == [b"five"]
             assert after.ledger_id > max(ids)
-    damaged_and_pruned(spark, source, to)
+    with monkeypatch.context() as faults:
+        in_this_process(faults)
+        damaged_and_pruned(spark, source, to)
+
+
+def runs_here(spark: Any, source: LocalCluster, to: str, later: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run backups while the log is written: one that is killed, and one that copies no ledger again."""
+    with monkeypatch.context() as faults:
+        in_this_process(faults)
+        dry = backup.complete(spark, config(source, "dry", to=to, mode=common.DRY_RUN))
+        assert outcomes(dry.frame) == {"would be copied": 1, "carried-over": 4, "deleted": 1, "omitted": 1}
+        assert "it is open" in str(dry.frame.toArrow().to_pylist())
+        with monkeypatch.context() as more:
+            crash_once(more, backup_files, "write_contents", after=False)
+            with pytest.raises(Crash):
+                backup.job(spark, config(source, "killed", to=to))
+        assert [run.run for run in backup_files.runs(backup_root(to))] == ["first"]
+        copied = []
+        write = copying.written_files
+
+        async def counted(tools: Any, ledger_id: int, *rest: Any) -> Any:
+            copied.append(ledger_id)
+            return await write(tools, ledger_id, *rest)
+
+        faults.setattr(copying, "written_files", counted)
+        second = backup.complete(spark, config(source, "second", to=to, open=True, keep=2))
+        assert outcomes(second.frame) == {"copied": 2, "carried-over": 4, "deleted": 1}
+        assert len(copied) == 1
+        assert later not in copied
+        with pytest.raises(InvalidArgument, match="has a complete run second already"):
+            backup.job(spark, config(source, "second", to=to))
+        found = verify.complete(spark, config(None, "v", backup=to, backup_run="second"))
+        assert outcomes(found.frame) == {"done": 6}
 
 
 def backup_root(to: str) -> str:
@@ -151,10 +166,10 @@ def restored_from(
     with pytest.raises(InvalidArgument, match=r"is half restored from .*second"):
         restore_cluster.job(spark, config(target, "r", backup=to, backup_run="first"))
     result = restore_cluster.complete(spark, config(target, "r2", backup=to, backup_run="second"))
-    assert outcomes(result.frame) == {"done": 6}
+    assert outcomes(result.frame) == {"done": 7}
     assert result.report.is_good
     found = verify.complete(spark, config(target, "v2", backup=to, backup_run="second", in_cluster=True))
-    assert (outcomes(found.frame), found.report.is_good) == ({"done": 5}, True)
+    assert (outcomes(found.frame), found.report.is_good) == ({"done": 6}, True)
     with pytest.raises(InvalidArgument, match="is not empty, it has"):
         restore_cluster.job(spark, config(target, "again", backup=to, backup_run="second"))
 

@@ -29,6 +29,8 @@ async def written_files(tools: Tools, ledger_id: int, first: int, last: int, dir
     """Write entries first..last to files, read them back, and return them. Raises `LedgerNotFound`, `ReadFailed`."""
     from bookies.spark.write import tier
 
+    if last < first:
+        return []
     files = runtime.worker().files()
     reader = await tools.administration.open(ledger_id)
     writer = await files.run(tier.PartsWriter, directory)
