@@ -232,13 +232,18 @@ class LogMirror:
 
     async def _give_up_lead(self, *, drops: bool) -> None:
         """Stop the former source, which the target has, and refuse to lose entries silently. Raises `LogExists`."""
-        own = await stop_writing(self._target, self.name, self.origin)
-        missing = missing_in(own, await whole_list(self._source, self.name))
-        if missing and not drops:
-            raise LogExists(
-                f"the target was the source once, and only it has {ranges_text(missing)}. They stay readable in their "
-                "ledgers with `bk ledger read`; repeat with --drop to leave them out of the log"
+        for is_stopped in (False, True):  # A log that is refused must not be stopped.
+            own = await (
+                stop_writing(self._target, self.name, self.origin)
+                if is_stopped
+                else whole_list(self._target, self.name)
             )
+            missing = missing_in(own, await whole_list(self._source, self.name))
+            if missing and not drops:
+                raise LogExists(
+                    f"the target was the source once, and only it has {ranges_text(missing)}. They stay readable in "
+                    "their ledgers with `bk ledger read`; repeat with --drop to leave them out of the log"
+                )
 
     async def _part_ids(self) -> None:
         """Let the target create ledgers only under ids that the source does not use for a long time."""

@@ -181,6 +181,7 @@ def test_what_a_lost_source_had_is_named_to_the_entry() -> None:
         async with LogMirror(target, source, "orders") as back:
             with pytest.raises(LogExists, match=rf"only it has {6 - first} entries .*{later.ledger_id}:0.*--drop"):
                 await back.begin()
+            assert not (await source.log("orders").manifest()).held  # refused, and not stopped
             await back.begin(drops=True)
             await back.step()
         await mirrored(target, source)

@@ -184,15 +184,16 @@ async def _status_of(arguments: argparse.Namespace, target: Client, name: str) -
     facts: dict[str, Any] = {"log": name, "mirror": is_mirror(log), "lost": []} | _seen_facts(state)
     if is_mirror(log):
         return facts, [*_lag_lines(name, state)]
+    what = "it is no mirror" if state is None else "it was switched over"
     try:
         async with asyncio.timeout(SOURCE_S), _connected(metadata_uri(arguments)) as source:
             missing = missing_in(await whole_list(source, name), log)
     except (BookKeeperError, TimeoutError, OSError) as error:
-        return facts, [f"log {name}: it was switched over; the source does not answer: {error or 'timeout'}"]
+        return facts, [f"log {name}: {what}; the source does not answer: {error or 'timeout'}"]
     facts["lost"] = _ranges(missing)
     if missing:
-        return facts, [f"log {name}: it was switched over; only the source has {ranges_text(missing)}"]
-    return facts, [f"log {name}: it was switched over, and has all entries of the source"]
+        return facts, [f"log {name}: {what}; only the source has {ranges_text(missing)}"]
+    return facts, [f"log {name}: {what}, and has all entries of the source"]
 
 
 def _lag_lines(name: str, state: MirrorState | None) -> Iterator[str]:

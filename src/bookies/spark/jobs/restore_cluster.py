@@ -364,7 +364,8 @@ def _report(config: JobConfig, rows: Sequence[Row], run: str, *, is_good: bool) 
     outcomes = Counter(row[2] for row in rows if row[0] == LEDGER)
     size = sum(row[4] for row in rows if row[0] == LEDGER)
     logs = sum(row[0] == LOG for row in rows)
-    lead = f"backup run {run}: ledgers: {counted(outcomes, 'none')}; {decimal_size_text(size)}; {logs:,} logs"
+    ledgers = f"{counted(outcomes, 'no ledgers')}; {decimal_size_text(size)}"
+    lead = f"backup run {run}: {ledgers}; {logs:,} {'log' if logs == 1 else 'logs'}"
     if config.mode == common.DRY_RUN:
         lead = f"would restore {lead}; a dry run, nothing was changed"
     elif not is_good:
