@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
 
 from bookies.client.read.offloaded import INDEX
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, ReadFailed
 from bookies.metadata.dump_format import dump_lines
-from bookies.metadata.transfer import Damaged
+from bookies.metadata.transfer import Damaged, NamedRecord
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.backup import (
     FORMAT,
@@ -46,6 +47,7 @@ from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.protocol.log import Manifest
     from bookies.spark.jobs.shared.backup_files import DumpFile
 
 OPTIONS = (
@@ -57,8 +59,9 @@ OPTIONS = (
     ),
 )
 LEDGERS = "run_id STRING, ledger_id BIGINT, outcome STRING, entries BIGINT, bytes BIGINT, files BIGINT, detail STRING"
-COPIED, CARRIED, OMITTED, DELETED = "copied", "carried-over", "omitted", "deleted"
+COPIED, CARRIED, OMITTED, DELETED, WOULD = "copied", "carried-over", "omitted", "deleted", "would be copied"
 LINES_AT_ONCE, OPENED_AT_ONCE = 1000, 32
+ROUNDS_MAX = 3  # readings of the metadata, while logs change
 Row = tuple[int, str, int, int, int, str]
 
 
@@ -84,35 +87,64 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     earlier = backup_files.runs(root)
     if config.mode == common.RUN and any(run.run == config.run_id for run in earlier):
         raise InvalidArgument(f"{root} has a complete run {config.run_id} already: choose another run id")
-    is_run = config.mode == common.RUN
-    source: Source = common.ask(config.uri, _reading(root if is_run else None, config))
     base = chosen_run(earlier, None, root) if earlier else None
-    contents = backup_files.contents_of(root, base) if base is not None else Contents((), (), ())
-    copies, deleted = carried_over(contents.copies, source.sealed, source.ledger_ids)
-    lost = backup_files.lost_copies(root, copies.values())
-    copies = {ledger_id: copy for ledger_id, copy in copies.items() if ledger_id not in lost}
-    carried = len(copies)
-    items = [_item(record) for ledger_id, record in source.sealed.items() if ledger_id not in copies]
-    work = BackUpLedger(root, config.run_id, is_dry=not is_run)
-    run = common.execute(spark, config, "backup", items, work, None if not is_run else _still_there(root))
+    before = backup_files.contents_of(root, base).copies if base is not None else ()
+    result = _copied(spark, config, root, before)
     if config.mode == common.PLAN:
-        return Complete.planned("backup", run)
-    rows, new, failed = _copied(run, source.sealed)
-    rows += [(ledger_id, CARRIED, copy.rows, copy.bytes, 0, "") for ledger_id, copy in copies.items()]
-    omitted = (*source.omitted, *failed)
-    rows += [(one.ledger, OMITTED, 0, 0, 0, one.reason) for one in omitted]
-    rows += [(ledger_id, DELETED, 0, 0, 0, "it was deleted since the run before") for ledger_id in deleted]
-    if is_run:
-        assert source.dump is not None
-        whole = Contents((*copies.values(), *new), omitted, deleted)
+        return Complete.planned("backup", result.run)
+    omitted = (*result.source.omitted, *result.failed)
+    if config.mode == common.RUN:
+        assert result.source.dump is not None
+        new = list(result.new.values())
+        whole = Contents((*result.carried.values(), *new), omitted, result.deleted)
         name = base.run if base is not None else ""
-        written = _manifest(root, config.run_id, (cluster, name, began_ms), source.dump, whole)
+        written = _manifest(root, config.run_id, (cluster, name, began_ms), result.source.dump, whole)
         _confirm(root, written, whole, new)
         if keep is not None:
             _prune(to, cluster, keep, sweep_s)
+    rows = _rows(result, omitted, is_dry=config.mode == common.DRY_RUN)
     table = sorted((config.run_id, *row) for row in rows)
     frame = common.save(common.frame_of(spark, table, LEDGERS), config, "ledgers")
-    return Complete(frame, _report(config, rows, carried, failed))
+    return Complete(frame, _report(config, rows, is_good=not result.failed))
+
+
+class Copied(Struct):
+    """Metadata, and the copies of its ledgers: of earlier runs, and new ones. `failed`: what could not be copied."""
+
+    source: Source
+    run: Run
+    carried: dict[int, LedgerCopy]
+    new: dict[int, LedgerCopy]
+    deleted: tuple[int, ...]
+    failed: list[Omitted]
+
+
+def _copied(spark: Any, config: JobConfig, root: str, before: Sequence[LedgerCopy]) -> Copied:
+    """Read the metadata, and copy what no earlier run has copied. `before`: copies of the run before.
+
+    If ledgers were deleted meanwhile, the metadata is read again: a compaction may have replaced them.
+    """
+    from bookies.spark.jobs.shared import backup_files
+
+    is_run = config.mode == common.RUN
+    new: dict[int, LedgerCopy] = {}
+    for number in range(ROUNDS_MAX):
+        source: Source = common.ask(config.uri, _reading(root if is_run else None, config))
+        carried, deleted = carried_over(before, source.sealed, source.ledger_ids)
+        for ledger_id in backup_files.lost_copies(root, carried.values()):
+            del carried[ledger_id]
+        new, _ = carried_over(new.values(), source.sealed, source.ledger_ids)
+        items = [_item(record) for key, record in source.sealed.items() if key not in carried and key not in new]
+        part = config if number == 0 else replace(config, run_id=f"{config.run_id}.{number}")
+        work = BackUpLedger(root, config.run_id, is_dry=not is_run)
+        run = common.execute(spark, part, "backup", items, work, _still_there(root) if is_run else None)
+        if not is_run:
+            return Copied(source, run, carried, new, deleted, [])
+        copies, failed, gone = _outcomes(run, source.sealed)
+        new |= copies
+        if not gone:
+            break
+    return Copied(source, run, carried, new, deleted, failed + gone)
 
 
 # -- on the driver: the metadata ---------------------------------------------------------------------------------------
@@ -139,14 +171,20 @@ def _reading(root: str | None, config: JobConfig) -> Any:
     from bookies.spark.jobs.shared import backup_files
 
     async def question(client: Client) -> Source:
-        file = None if root is None else backup_files.DumpFile(root, config.run_id)
-        try:
-            source, unsealed = await _read_metadata(client, file)
-            source.dump = None if file is None else file.finish()
-        except BaseException:
-            if file is not None:
-                file.discard()
-            raise
+        for _ in range(ROUNDS_MAX):
+            file = None if root is None else backup_files.DumpFile(root, config.run_id)
+            try:
+                source, unsealed, lists = await _read_metadata(client, file)
+                source.dump = None if file is None else file.finish()
+            except BaseException:
+                if file is not None:
+                    file.discard()
+                raise
+            whole = [manifest for manifest in lists if manifest is not None]
+            missing = {one for manifest in whole for one in manifest.storages} - source.ledger_ids
+            if not missing and len(whole) == len(lists):
+                break  # Otherwise a log has changed since its list was read, or has lost a ledger.
+        source.omitted += [Omitted(ledger_id, "a log lists it, and it does not exist") for ledger_id in missing]
         if not config.options["open"]:
             source.omitted += [Omitted(record.ledger_id, "it is open") for record in unsealed]
             return source
@@ -162,9 +200,13 @@ def _reading(root: str | None, config: JobConfig) -> Any:
     return question
 
 
-async def _read_metadata(client: Client, file: DumpFile | None) -> tuple[Source, list[LedgerMetadata]]:
-    """Return the source, and the ledgers that are not sealed."""
-    source, unsealed = Source({}, set(), []), []
+async def _read_metadata(
+    client: Client, file: DumpFile | None
+) -> tuple[Source, list[LedgerMetadata], list[Manifest | None]]:
+    """Return the source, the ledgers that are not sealed, and the lists of logs."""
+    source, unsealed, named = Source({}, set(), []), [], {}
+    from bookies.spark.jobs.shared import backup_files
+
     lines: list[dict[str, Any]] = []
     async for item, line in dump_lines(client.administration().access.driver, passwords=True):
         lines.append(line)
@@ -174,6 +216,8 @@ async def _read_metadata(client: Client, file: DumpFile | None) -> tuple[Source,
         if isinstance(item, Damaged):
             source.ledger_ids.add(item.ledger_id)
             source.omitted.append(Omitted(item.ledger_id, f"its record cannot be read: {item.reason}"))
+        elif isinstance(item, NamedRecord):
+            named[item.name] = item.data
         elif isinstance(item, LedgerMetadata):
             source.ledger_ids.add(item.ledger_id)
             if item.is_closed:
@@ -182,7 +226,7 @@ async def _read_metadata(client: Client, file: DumpFile | None) -> tuple[Source,
                 unsealed.append(item)
     if file is not None:
         file.write(lines)
-    return source, unsealed
+    return source, unsealed, list(backup_files.lists_of(named).values())
 
 
 async def _confirmed(client: Client, record: LedgerMetadata) -> LedgerMetadata | Omitted:
@@ -266,23 +310,36 @@ def _still_there(root: str) -> common.Holds:
     return holds
 
 
-def _copied(run: Run, sealed: Mapping[int, LedgerMetadata]) -> tuple[list[Row], list[LedgerCopy], list[Omitted]]:
-    """Return rows, copies and the ledgers that could not be copied. Ignores ledgers of an earlier attempt."""
-    rows: list[Row] = []
-    copies, failed = [], []
+def _outcomes(
+    run: Run, sealed: Mapping[int, LedgerMetadata]
+) -> tuple[dict[int, LedgerCopy], list[Omitted], list[Omitted]]:
+    """Return the copies, and ledgers that could not be copied: of all others, and those that were deleted.
+
+    Ignores ledgers of an earlier attempt.
+    """
+    copies: dict[int, LedgerCopy] = {}
+    failed: list[Omitted] = []
+    gone: list[Omitted] = []
     for name, outcome, detail in run.details():
-        ledger_id = int(name)
-        record = sealed.get(ledger_id)
-        if outcome == common.DONE and "copy" in detail:
-            copy = convert(detail["copy"], LedgerCopy)
-            if record is not None and copy.is_of(record):
-                copies.append(copy)
-                rows.append((ledger_id, COPIED, copy.rows, copy.bytes, len(copy.files), ""))
-        elif outcome == common.DONE and record is not None:
-            rows.append((ledger_id, "would be copied", record.last_entry_id + 1, record.length, 0, ""))
-        elif record is not None:
-            failed.append(Omitted(ledger_id, str(detail.get("error", outcome))))
-    return rows, copies, failed
+        if (record := sealed.get(int(name))) is None:
+            continue
+        if outcome != common.DONE:
+            left = Omitted(record.ledger_id, str(detail.get("error", outcome)))
+            (gone if outcome == common.GONE else failed).append(left)
+        elif (copy := convert(detail["copy"], LedgerCopy)).is_of(record):
+            copies[record.ledger_id] = copy
+    return copies, failed, gone
+
+
+def _rows(result: Copied, omitted: Sequence[Omitted], *, is_dry: bool) -> list[Row]:
+    rows = [(one.ledger, COPIED, one.rows, one.bytes, len(one.files), "") for one in result.new.values()]
+    rows += [(one.ledger, CARRIED, one.rows, one.bytes, 0, "") for one in result.carried.values()]
+    rows += [(one.ledger, OMITTED, 0, 0, 0, one.reason) for one in omitted]
+    rows += [(ledger_id, DELETED, 0, 0, 0, "it was deleted since the run before") for ledger_id in result.deleted]
+    for record in result.source.sealed.values() if is_dry else ():
+        if record.ledger_id not in result.carried:
+            rows.append((record.ledger_id, WOULD, record.last_entry_id + 1, record.length, 0, ""))
+    return rows
 
 
 def _manifest(
@@ -324,15 +381,15 @@ def _prune(to: str, cluster: str, keep: int, sweep_s: float) -> None:
     backup_files.delete_leftovers(to, cluster, common.now_ms() / 1000 - sweep_s)
 
 
-def _report(config: JobConfig, rows: Sequence[Row], carried: int, failed: Sequence[Omitted]) -> Report:
+def _report(config: JobConfig, rows: Sequence[Row], *, is_good: bool) -> Report:
     counts = Counter(row[1] for row in rows)
-    new = sum(row[3] for row in rows if row[1] not in (CARRIED, OMITTED, DELETED))
-    total = new + sum(row[3] for row in rows if row[1] == CARRIED)
-    verb = "would copy" if config.mode == common.DRY_RUN else "copied"
+    sizes = {outcome: sum(row[3] for row in rows if row[1] == outcome) for outcome in counts}
+    new = sizes.get(COPIED, 0) + sizes.get(WOULD, 0)
     lead = (
-        f"{verb} {len(rows) - carried - counts[OMITTED] - counts[DELETED]:,} ledgers, {decimal_size_text(new)}; "
-        f"{carried:,} carried over; {decimal_size_text(total)} in all; {counts[OMITTED]:,} omitted, "
-        f"{counts[DELETED]:,} deleted since the run before"
+        f"{'would copy' if config.mode == common.DRY_RUN else 'copied'} {counts[COPIED] + counts[WOULD]:,} ledgers, "
+        f"{decimal_size_text(new)}; {counts[CARRIED]:,} carried over; "
+        f"{decimal_size_text(new + sizes.get(CARRIED, 0))} in all; {counts[OMITTED]:,} omitted, {counts[DELETED]:,} "
+        "deleted since the run before"
     )
     if config.mode == common.DRY_RUN:
         lead += "; a dry run, nothing was written"
@@ -343,4 +400,4 @@ def _report(config: JobConfig, rows: Sequence[Row], carried: int, failed: Sequen
         Section("Ledgers", table=Table(headers, shown, (0, 2, 3, 4))),
     ]
     parameters = {"run": config.run_id, "mode": config.mode, **config.options}
-    return Report("Backup", lead, not failed, parameters, sections)
+    return Report("Backup", lead, is_good, parameters, sections)

@@ -44,8 +44,8 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.backup import LedgerCopy, chosen_run, sealed_as, unwritten
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.cursors import pack_cursors, parse_cursors
-from bookies.protocol.log.log_model import LedgerEnd, parse_manifest
-from bookies.protocol.log.log_segments import SEGMENTS, joined, parse_segment, stored
+from bookies.protocol.log.log_model import LedgerEnd
+from bookies.protocol.log.log_segments import SEGMENTS, stored
 from bookies.protocol.log.log_times import pack_times, parse_times
 from bookies.protocol.log.migration import (
     FROM,
@@ -124,6 +124,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
             common.ask(config.uri, _ending(records, backup))
     table = sorted((config.run_id, *row) for row in rows)
     frame = common.save(common.frame_of(spark, table, RESTORED), config, "restored")
+    is_good = is_good and not any(row[2] == common.FAILED for row in rows)
     return Complete(frame, _report(config, rows, backup.run, is_good=is_good))
 
 
@@ -171,18 +172,20 @@ def _read(config: JobConfig) -> Backup:
 
 def records_brought_back(backup: Backup) -> tuple[dict[str, bytes], list[Row]]:
     """Return the records of the target, and a row for each log. Raises `MetadataCorrupt`, `NotSupported`."""
+    from bookies.spark.jobs.shared import backup_files
+
     ends = {record.ledger_id: LedgerEnd(record.last_entry_id, record.length) for record in backup.records.values()}
     kept = {name: data for name, data in backup.named.items() if not _is_own(name) and not name.startswith(SEGMENTS)}
     rows: list[Row] = []
-    for record_name in [name for name in kept if name.startswith(LOGS)]:
-        name = record_name.removeprefix(LOGS)
-        head = parse_manifest(name, kept[record_name])
-        parts = {one.name: parse_segment(one.name, backup.named[one.name]) for one in head.segments}
-        source = joined(head, parts)
+    for name, source in backup_files.lists_of(backup.named).items():
+        if source is None:
+            del kept[LOGS + name]
+            rows.append((LOG, name, common.FAILED, 0, 0, "a part of its list is not in the backup: choose another run"))
+            continue
         restored = brought_back(source, ends, log_origin(backup.cluster, name, source))
         layout = stored(name, restored)
         kept |= {segment: content for segment, (content, _) in layout.new.items()}
-        kept[record_name] = layout.head
+        kept[LOGS + name] = layout.head
         _follow(kept, name, source, restored)
         rows.append(_log_row(name, source, restored, backup.omitted))
     return kept, rows
@@ -368,7 +371,7 @@ def _report(config: JobConfig, rows: Sequence[Row], run: str, *, is_good: bool) 
     lead = f"backup run {run}: {ledgers}; {logs:,} {'log' if logs == 1 else 'logs'}"
     if config.mode == common.DRY_RUN:
         lead = f"would restore {lead}; a dry run, nothing was changed"
-    elif not is_good:
+    elif any(outcome in common.UNFINISHED for outcome in outcomes):
         lead += "; no log yet: repeat the run, or leave ledgers out with --skip"
     headers = ("name", "outcome", "entries", "bytes", "detail")
     sections = [

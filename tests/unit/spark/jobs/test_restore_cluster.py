@@ -12,13 +12,16 @@ from bookies.client.client import Client
 from bookies.errors import LedgerNotFound
 from bookies.metadata.interface.driver import GivenIds
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
+from bookies.protocol.ledger.backup import Omitted
 from bookies.protocol.log import Manifest, Position, log_segments
 from bookies.protocol.log.cursors import Cursor, pack_cursors, parse_cursors
 from bookies.protocol.log.log_model import Extent, parse_manifest
 from bookies.protocol.log.log_times import Point, pack_times, parse_times
 from bookies.protocol.log.migration import FROM
 from bookies.protocol.log.sequences import CURSOR, Sequences
+from bookies.spark.jobs.backup import _reading
 from bookies.spark.jobs.restore_cluster import Backup, _ending, records_brought_back
+from bookies.spark.jobs.shared.common import JobConfig
 
 LIST = Manifest(
     "tok",
@@ -110,6 +113,51 @@ def test_a_long_list_has_segments_of_its_own() -> None:
         await _ending(records, whole)(client)
         assert len((await client.log("orders").manifest()).extents) == count - 1
         assert "restoration" not in await driver.record_names("")
+
+    play(main, bookie_count=1)
+
+
+def test_a_log_without_a_part_of_its_list_is_not_restored() -> None:
+    count = 3 * log_segments.HEAD_EXTENTS_MAX
+    manifest = replace(LIST, next_seq=count, extents=tuple(Extent(seq, seq, 0, 0, 1, 1) for seq in range(count)))
+    whole = backup({}, manifest)
+    named = {name: data for name, data in whole.named.items() if not name.startswith("log-segments/")}
+    records, [row] = records_brought_back(replace(whole, named=named))
+    assert records == {}
+    assert row == ("log", "orders", "failed", 0, 0, "a part of its list is not in the backup: choose another run")
+
+
+def test_a_ledger_that_a_log_has_lost_is_named() -> None:
+    async def main(world: World) -> None:
+        client = await world.client()
+        log = client.log("orders")
+        await log.create(ensemble=1)
+        async with log.lead() as leader:
+            await leader.append(b"one")
+        [ledger_id] = (await log.manifest()).ledger_ids
+        await client.delete(ledger_id)
+        source = await _reading(None, JobConfig("memory:world", options={"open": False}))(client)
+        assert source.omitted == [Omitted(ledger_id, "a log lists it, and it does not exist")]
+
+    play(main, bookie_count=1)
+
+
+def test_confirmed_entries_of_open_ledgers_count_as_all() -> None:
+    async def main(world: World) -> None:
+        client = await world.client()
+        async with client.create(ensemble=1) as writer, client.create(ensemble=1) as empty:
+            await writer.append_many([b"one", b"two", b"three"])
+            asked = JobConfig("memory:world", options={"open": True})
+            source = await _reading(None, asked)(client)
+            record = source.sealed[writer.ledger_id]
+            assert (record.is_closed, record.last_entry_id, record.length) in ((True, 1, 6), (True, 2, 11))
+            assert source.sealed[empty.ledger_id].last_entry_id == -1
+            await world.take_down(record.last_ensemble[0])
+            source = await _reading(None, asked)(client)
+            assert "its end cannot be read" in source.omitted[0].reason
+            source = await _reading(None, JobConfig("memory:world", options={"open": False}))(client)
+            assert [one.reason for one in source.omitted] == ["it is open", "it is open"]
+            await world.listen(record.last_ensemble[0])
 
     play(main, bookie_count=1)
 

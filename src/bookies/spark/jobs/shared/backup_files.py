@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.fs
 from msgspec import to_builtins
 
+from bookies.client.base.segments import LOGS
 from bookies.client.read.offloaded import OffloadedFiles
 from bookies.errors import InvalidArgument, ReadFailed
 from bookies.metadata.dump_format import parse_item, parse_line
@@ -30,6 +31,9 @@ from bookies.protocol.ledger.backup import (
     parse_run,
 )
 from bookies.protocol.ledger.offload import LABEL
+from bookies.protocol.log import Manifest
+from bookies.protocol.log.log_model import parse_manifest
+from bookies.protocol.log.log_segments import joined, parse_segment
 from bookies.spark.write import tier
 
 RUN, MANIFEST, LEDGERS, METADATA = "run-", "manifest.json", "ledgers.json", "metadata.jsonl"
@@ -143,6 +147,24 @@ def metadata_of(root: str, manifest: RunManifest) -> Iterator[Item]:
         line = parse_line(text.decode())
         if line["kind"] not in ("cluster", "end"):
             yield parse_item(line)
+
+
+def lists_of(named: Mapping[str, bytes]) -> dict[str, Manifest | None]:
+    """Return the whole lists of all logs, by name; None: a segment is missing. `named`: records by name.
+
+    Segments may be replaced while the records are read. Raises `MetadataCorrupt`, `NotSupported`.
+    """
+    lists: dict[str, Manifest | None] = {}
+    for record in named:
+        if record.startswith(LOGS):
+            name = record.removeprefix(LOGS)
+            head = parse_manifest(name, named[record])
+            if all(segment.name in named for segment in head.segments):
+                parts = {one.name: parse_segment(one.name, named[one.name]) for one in head.segments}
+                lists[name] = joined(head, parts)
+            else:
+                lists[name] = None
+    return lists
 
 
 def _checked(root: str, run: str, name: str, digest: FileDigest) -> bytes:
