@@ -23,7 +23,7 @@ def values(store: Client) -> list[bytes]:
 
 def test_a_lost_source_is_continued_and_what_it_had_is_named(tmp_path: pathlib.Path) -> None:
     with (
-        LocalCluster(tmp_path / "here", 3, settings=SMALL_BOOKIES) as here,
+        LocalCluster(tmp_path / "here", 3, settings=SMALL_BOOKIES, lease_ms=4_000) as here,
         LocalCluster(tmp_path / "there", 3, settings=SMALL_BOOKIES) as there,
     ):
         pair = ["--metadata", here.metadata_uri, "--to", there.metadata_uri]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bookies.protocol.log import Position
     from bookies.protocol.log.migration import MissingRange
 
-SOURCE_S = 10.0  # seconds that the source has to answer
+SOURCE_S = 5.0  # seconds that the source has to answer
 
 
 def _mirror(arguments: argparse.Namespace) -> Report:
