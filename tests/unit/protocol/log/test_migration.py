@@ -168,6 +168,8 @@ def test_a_mirror_lists_what_it_has_under_the_same_ids() -> None:
     assert growing.extents == (Extent(6, 60, 5),)  # closed in the source, and not yet here
     whole = mirror(SOURCE, growing, 60, 61, growing=62)
     assert whole.extents == SOURCE.extents
+    ended = replace(SOURCE, extents=SOURCE.extents[:2])
+    assert mirror(ended, growing, 60, 61).extents == ended.extents
     assert is_mirror(whole)
     assert not is_mirror(SOURCE)
     with pytest.raises(LogFenced, match="it is a mirror of old/orders"):
