@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.segments import LOGS, LogStore
@@ -76,6 +77,7 @@ class MirrorState(Struct, frozen=True):
     """Progress of a mirror. `copied`, `seen`: ledger and entry after the last copied one, and after the last one that
     the source had confirmed; None: none. `rows_behind`: entries in between.
 
+    `growing`: the ledger that is being copied, and the entry to copy next; recorded before the ledger is created.
     `behind_ms`: since when there are such entries, `at_ms`: of this state; wall time, ms. `next_id`: of the source.
     """
 
@@ -86,6 +88,7 @@ class MirrorState(Struct, frozen=True):
     behind_ms: int | None
     at_ms: int
     next_id: int = 0
+    growing: tuple[int, int] | None = None
 
     def seconds_behind(self, now_ms: int) -> float:
         """Return the age of the oldest entry that was seen and not copied."""
@@ -320,6 +323,8 @@ class LogMirror:
         if is_due:
             await self._follow(None if self._growing is None else self._growing.record.ledger_id)
             await self._put_followers(followers)
+            if self._growing is None:
+                await self._delete_leftover(None)
             await self._save()
         return count > 0
 
@@ -368,6 +373,7 @@ class LogMirror:
         source = await self._source.metadata(ledger_id)
         administration = self._target.administration(owner=f"bk log mirror {self.name}")
         await self._held.enter_async_context(administration.locked(ledger_id))
+        await self._delete_leftover(ledger_id)
         record = await self._record(source)
         if record.is_closed:
             await self.close()
@@ -380,10 +386,25 @@ class LogMirror:
             )
         reader = await self._held.enter_async_context(await self._source.administration().open(ledger_id))
         self._growing = Growing(source, record, reader)
-        state = self._state
-        if state is not None and state.copied is not None and state.copied[0] == ledger_id:
-            self._growing.next = state.copied[1]  # It was recorded after these entries were durable.
+        assert self._state is not None
+        if self._state.growing is not None:
+            self._growing.next = self._state.growing[1]  # It was recorded after these entries were durable.
         return False
+
+    async def _delete_leftover(self, ledger_id: int | None) -> None:
+        """Delete a ledger whose copy was begun and that left the source before the mirror listed it.
+
+        `ledger_id`: the ledger that is copied next.
+        """
+        if self._state is None or self._state.growing is None or self._state.growing[0] == ledger_id:
+            return
+        former = self._state.growing[0]
+        if former not in {*self._source_list.storages, *self._mirror.current.storages}:
+            with suppress(LedgerNotFound):
+                left = (await self._target.metadata(former)).custom_metadata.get(FROM)
+                if left == origin_of(self._clusters[0], former).encode():
+                    await self._target.delete(former)
+            self._state = replace(self._state, growing=None)
 
     async def _record(self, source: LedgerMetadata) -> LedgerMetadata:
         """Return the ledger's record in the target, which is created if there is none. Raises `LedgerExists`."""
@@ -399,11 +420,12 @@ class LogMirror:
                     "the target has another ledger of this id: mirror to a cluster that creates no ledgers of its own",
                     ledger_id=ledger_id,
                 )
+            if self._state is None or self._state.growing is None or self._state.growing[0] != ledger_id:
+                await self._save((ledger_id, 0))
             return existing
         new = await self._target.administration().with_new_bookies(unwritten(source, {FROM: origin}))
         await driver.unspend_id(ledger_id)  # An operator may have deleted an earlier copy.
-        if self._state is not None and self._state.copied is not None and self._state.copied[0] == ledger_id:
-            self._state = None
+        await self._save((ledger_id, 0))
         return (await driver.create_ledger(carried(new))).metadata
 
     async def _write(self, growing: Growing, batch: EntryBatch) -> None:
@@ -451,8 +473,11 @@ class LogMirror:
         await Filling(self._there, "", "").put(records)
         self._followers |= {record.name: record.data for record in records}
 
-    async def _save(self) -> None:
-        """Record the progress in the target: what is left to copy, and since when."""
+    async def _save(self, beginning: tuple[int, int] | None = None) -> None:
+        """Record the progress in the target: what is left to copy, and since when.
+
+        `beginning`: the ledger that is begun, and its first entry to copy.
+        """
         growing, copied, seen, behind = self._growing, None, None, 0
         for extent in self._source_list.extents:
             if growing is not None and extent.storage == growing.record.ledger_id:
@@ -469,7 +494,12 @@ class LogMirror:
         since_ms = None if self._state is None else self._state.behind_ms
         next_id = (await self._parts.driver.given_ids()).next_id
         since_ms = None if not behind else since_ms or now_ms
-        self._state = MirrorState(self.origin, copied, seen, behind, since_ms, now_ms, next_id)
+        place = beginning
+        if place is None and growing is not None:
+            place = growing.record.ledger_id, growing.next
+        if place is None and self._state is not None:
+            place = self._state.growing
+        self._state = MirrorState(self.origin, copied, seen, behind, since_ms, now_ms, next_id, place)
         data = json.dumps(to_builtins(self._state)).encode()
         await Filling(self._there, "", "").put([NamedRecord(MIRRORS + self.name, data)])
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -313,3 +316,61 @@ def test_ranges_are_text() -> None:
     assert ranges_text([MissingRange(5, 2, 2)]) == "1 entry (5:2 to 5:2)"
     assert ranges_text([MissingRange(5, 0, 9)] * 21).startswith("210 entries (5:0 to 5:9, ")
     assert ranges_text([MissingRange(5, 0, 9)] * 21).endswith(", ...)")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_mirror_follows_whatever_happens_to_the_log(seed: int) -> None:
+    """Appends, new leaders, rolls, truncations, compactions, and processes of the mirror that stop anywhere."""
+
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        rng = Random(seed)
+        await new_log(source, record_format="envelope", compaction="key")
+        log = source.log("orders")
+        mirror = LogMirror(source, target, "orders")
+        await mirror.begin()
+        leader: Any = None
+        for number in range(60):
+            choice = rng.choice(["append", "append", "step", "step", "crash", "truncate", "compact"])
+            if choice == "append":
+                records = [Record(b"%d-%d" % (number, each), key=b"%d" % rng.randrange(4)) for each in range(3)]
+                if leader is None or rng.random() < 0.2:  # Another leader takes over.
+                    leader = await log.lead()
+                last = await leader.append_many(records)
+                if rng.random() < 0.3:
+                    await log.move_cursor("web", last)
+            elif choice == "step":
+                mirror._due_s = rng.choice([0.0, mirror._due_s])
+                await mirror.step()
+            elif choice == "crash":
+                if rng.random() < 0.5:
+                    await task_stopped(mirror.step(), rng.randrange(1, 60))
+                await mirror.close()
+                mirror = LogMirror(source, target, "orders")
+                await mirror.begin()
+            elif choice == "truncate" and (listed := await entries(source)):
+                await log.truncate(rng.choice(listed[: len(listed) // 2 + 1])[0], force=True)
+            elif choice == "compact":
+                await log.compact()
+        mirror._due_s = 0.0
+        await mirror.step()
+        await mirror.switch_over("other")
+        assert await entries(target) == await entries(source)
+        here, there = await log.manifest(), await target.log("orders").manifest()
+        assert [extent.seq for extent in there.extents] == [extent.seq for extent in here.extents]
+        assert await log.cursors() == await target.log("orders").cursors()
+        listed_ids = {*there.storages}
+        assert {record.ledger_id async for record in target.ledgers()} == listed_ids
+        async with target.log("orders").lead() as leader:
+            await leader.append(b"next")
+
+    play_two(act)
+
+
+async def task_stopped(coroutine: Coroutine[Any, Any, Any], turns: int) -> None:
+    """Cancel it after some turns of the loop."""
+    task = asyncio.ensure_future(coroutine)
+    for _ in range(turns):
+        await asyncio.sleep(0.0005)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
