@@ -35,6 +35,7 @@ from bookies.errors import (
     BookKeeperError,
     InvalidArgument,
     LedgerExists,
+    LedgerLocked,
     LedgerNotFound,
     LogError,
     LogExists,
@@ -71,6 +72,7 @@ RETRY_S = 1.0  # pause after an error
 SAVE_S = 1.0  # between two records of progress
 WRITES_MAX = 60  # attempts to write a batch, while a bookie of the target is replaced
 WRITE_PAUSE_S = 0.5
+SWITCHES_MAX = 30  # attempts to copy the rest, while another process copies it
 
 
 class MirrorState(Struct, frozen=True):
@@ -186,9 +188,8 @@ class LogMirror:
         self._due_s = 0.0  # loop time of the next look at cursors and at the mirror's list
 
     @property
-    def state(self) -> MirrorState:
-        """Return the recorded progress."""
-        assert self._state is not None
+    def state(self) -> MirrorState | None:
+        """Return the recorded progress; None: there is none yet."""
         return self._state
 
     @property
@@ -508,8 +509,15 @@ class LogMirror:
         """Stop the source, copy the rest, and release the mirror; return its end. Every step can be repeated."""
         await self._part_ids()
         source = await stop_writing(self._source, self.name, target_uri)
-        self._due_s = 0.0  # Cursors too.
-        await self.step()
+        for attempt in range(SWITCHES_MAX):
+            self._due_s = 0.0  # Cursors too.
+            try:
+                await self.step()
+                break
+            except LedgerLocked:  # A process that mirrors the log has it, and copies the rest too.
+                if attempt == SWITCHES_MAX - 1:
+                    raise
+            await asyncio.sleep(RETRY_S)
         mirror = await self._mirror.refresh()
         if mirror.open_ledgers or missing_in(source, mirror):
             raise LogError(f"the mirror of log {self.name} lacks entries that the source has: repeat the switch-over")

@@ -160,6 +160,24 @@ def test_the_lead_moves_and_comes_back() -> None:
     play_two(act)
 
 
+def test_a_switch_over_waits_for_the_process_that_copies() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with LogMirror(source, target, "orders") as running, source.log("orders").lead() as leader:
+            await running.begin()
+            await leader.append_many([b"one", b"two", b"three"])
+            copying = asyncio.ensure_future(running.run(lambda error: None))
+            await asyncio.sleep(1)
+            async with LogMirror(source, target, "orders") as mirror:
+                await mirror.begin()
+                await mirror.switch_over("other")
+            with pytest.raises(LogFenced, match="was switched over"):
+                await copying
+        assert [value for _, value in await entries(target)] == [b"one", b"two", b"three"]
+
+    play_two(act)
+
+
 def test_what_a_lost_source_had_is_named_to_the_entry() -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:
         await new_log(source)

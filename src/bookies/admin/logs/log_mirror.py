@@ -58,21 +58,24 @@ async def _copy(arguments: argparse.Namespace) -> Report:
             if arguments.switch_over:
                 return _switched([(mirror.name, await mirror.switch_over(arguments.to)) for mirror in mirrors])
             progress = Progress("steps", None, quiet=arguments.json)
-            async with asyncio.TaskGroup() as group:
-                for mirror in mirrors:
-                    group.create_task(_run(mirror, progress, is_once=arguments.once))
+            ended = await asyncio.gather(*(_run(mirror, progress, is_once=arguments.once) for mirror in mirrors))
             progress.clear()
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
         finally:
             for mirror in mirrors:
                 await mirror.close()
-        states = {mirror.name: mirror.state for mirror in mirrors}
-        facts = [_facts(name, state) for name, state in states.items()]
-        return Report(facts, [f"log {name}: the mirror has all that the source has confirmed" for name in states])
+        facts, lines = [], []
+        for mirror, error in zip(mirrors, ended, strict=True):
+            text = "the mirror has all that the source has confirmed" if error is None else f"it ended: {error}"
+            lines.append(f"log {mirror.name}: {text}")
+            row: dict[str, Any] = {"log": mirror.name, "error": None if error is None else str(error)}
+            facts.append(row | _seen_facts(mirror.state))
+        return Report(facts, lines, int(any(error is not None for error in ended)))
 
 
-async def _run(mirror: LogMirror, progress: Progress, *, is_once: bool) -> None:
+async def _run(mirror: LogMirror, progress: Progress, *, is_once: bool) -> BookKeeperError | None:
+    """Mirror one log; return the error that ends it, so that the others go on."""
+    from bookies.errors import BookKeeperError
+
     last = ""
     steps = 0
 
@@ -82,11 +85,20 @@ async def _run(mirror: LogMirror, progress: Progress, *, is_once: bool) -> None:
         progress.update(steps, f"log {mirror.name}")
         text = "" if error is None else str(error)
         if text != last and text:
-            progress.clear()
-            print(f"bk log mirror: log {mirror.name}: {text}; trying again", file=sys.stderr, flush=True)
+            _say(progress, f"log {mirror.name}: {text}; trying again")
         last = text
 
-    await mirror.run(note, is_once=is_once)
+    try:
+        await mirror.run(note, is_once=is_once)
+    except BookKeeperError as error:
+        _say(progress, f"log {mirror.name}: {error}")
+        return error
+    return None
+
+
+def _say(progress: Progress, text: str) -> None:
+    progress.clear()
+    print(f"bk log mirror: {text}", file=sys.stderr, flush=True)
 
 
 def _switched(ends: Sequence[tuple[str, Position | None]]) -> Report:
@@ -176,11 +188,14 @@ async def _status(arguments: argparse.Namespace) -> Report:
 
 async def _status_of(arguments: argparse.Namespace, target: Client, name: str) -> tuple[dict[str, Any], list[str]]:
     from bookies.client.mirror import mirror_state, ranges_text, whole_list
-    from bookies.errors import BookKeeperError
+    from bookies.errors import BookKeeperError, LogNotFound
     from bookies.protocol.log.migration import is_mirror, missing_in
 
-    log = await whole_list(target, name)
     state = await mirror_state(target, name)
+    try:
+        log = await whole_list(target, name)
+    except LogNotFound:
+        return {"log": name, "mirror": False, "lost": []}, [f"log {name}: the target has no such log"]
     facts: dict[str, Any] = {"log": name, "mirror": is_mirror(log), "lost": []} | _seen_facts(state)
     if is_mirror(log):
         return facts, [*_lag_lines(name, state)]
@@ -215,19 +230,15 @@ def _age_s(state: MirrorState) -> float:
 def _seen_facts(state: MirrorState | None) -> dict[str, Any]:
     if state is None:
         return {}
-    return _facts("", state) | {"age_s": round(_age_s(state), 3)}
-
-
-def _facts(name: str, state: MirrorState) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+    return {
         "source": state.source,
         "copied": state.copied,
         "seen": state.seen,
         "rows_behind": state.rows_behind,
         "seconds_behind": state.seconds_behind(int(time.time() * 1000)),
         "at_ms": state.at_ms,
+        "age_s": round(_age_s(state), 3),
     }
-    return {"log": name, **facts} if name else facts
 
 
 def _ranges(missing: Sequence[MissingRange]) -> list[dict[str, int]]:
