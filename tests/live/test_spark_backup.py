@@ -181,6 +181,9 @@ def restored_from(
 def damaged_and_pruned(spark: Any, source: LocalCluster, to: str) -> None:
     """A damaged file is found; a missing one is copied again; older runs go when they are not kept."""
     root = backup_root(to)
+    lost = verify.complete(spark, config(source, "lost", backup=to, backup_run="first", in_cluster=True))
+    assert outcomes(lost.frame) == {"done": 4, "failed": 1}
+    assert "the cluster has no such ledger" in str(lost.frame.toArrow().to_pylist())
     files = sorted(pathlib.Path(root).glob("ledger-*/*/part-*.parquet"))
     largest = max(files, key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
