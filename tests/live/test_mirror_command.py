@@ -42,6 +42,8 @@ def test_a_lost_source_is_continued_and_what_it_had_is_named(tmp_path: pathlib.P
                     assert process.poll() is None
                 process.send_signal(signal.SIGKILL)
                 process.wait(60)
+            shown = bk("log", "show", "orders", metadata=there.metadata_uri).out
+            assert "appends are refused: it is a mirror of" in shown
             assert "the source answers for log orders" in mirror(*pair, "--switch-over", "--source-lost").err
             last = leader.append_many([b"lost"] * 20)
             for bookie in here.bookies:

@@ -282,6 +282,7 @@ def describe(name: str, manifest: Manifest, begun: Mapping[int, int] | None = No
             for extent in manifest.extents
         ],
         "deleting": list(manifest.deleting),
+        "held": manifest.held or None,
     }
 
 
@@ -296,6 +297,8 @@ def _parts(name: str, manifest: Manifest, begun: Mapping[int, int]) -> Iterator[
     quorums = f"E{manifest.ensemble}/Qw{manifest.write_quorum}/Qa{manifest.ack_quorum}"
     created = time_text(manifest.created_ms)
     yield f"log {name}  {quorums}  {manifest.digest.name.lower()}  epoch {manifest.epoch}  created {created}"
+    if manifest.held:
+        yield f"appends are refused: {manifest.held}"
     if manifest.deleting:
         yield f"still to be deleted: ledgers {', '.join(map(str, manifest.deleting))}"
     rows = [
