@@ -225,13 +225,24 @@ class LogMirror:
             with suppress(RecordExists):
                 await driver.create_record(LOGS + self.name, pack_manifest(new))
         mirror = await self._mirror.refresh()
-        listed = {(extent.seq, extent.storage): extent.last for extent in mirror.extents}
+        listed = {(extent.seq, extent.storage): extent for extent in mirror.extents}
         for extent in source.extents:
-            last = listed.get((extent.seq, extent.storage))
-            if last is not None and extent.last is not None and last >= extent.last:
-                self._complete[extent.storage] = LedgerEnd(extent.last, extent.bytes or 0)
-        # From here on a list that is no mirror was switched over.
-        await self._mirror.update(lambda current: mirrored(source, current, self._complete, None, self.origin))
+            there = listed.get((extent.seq, extent.storage))
+            if there is None or there.last is None or (extent.last is None and not is_mirror(mirror)):
+                continue
+            if extent.last is None or there.last >= extent.last:
+                end = there.end if extent.last is None else extent.end
+                assert end is not None
+                self._complete[extent.storage] = end
+        self._source_list = ended(source, self._complete) or source
+        growing = next(iter(mirror.open_ledgers), None)
+
+        def change(current: Manifest) -> Manifest | None:
+            if is_mirror(mirror):  # From here on a list that is no mirror was switched over.
+                self._check_mirror(current)
+            return mirrored(self._source_list, current, self._complete, growing, self.origin)
+
+        await self._mirror.update(change)
         self._state = await mirror_state(self._target, self.name)
 
     async def _give_up_lead(self, *, drops: bool) -> None:

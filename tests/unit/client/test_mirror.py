@@ -336,50 +336,75 @@ def test_ranges_are_text() -> None:
     assert ranges_text([MissingRange(5, 0, 9)] * 21).endswith(", ...)")
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_mirror_follows_whatever_happens_to_the_log(seed: int) -> None:
+async def lived(source: Client, target: Client, rng: Random) -> LogMirror:
     """Appends, new leaders, rolls, truncations, compactions, and processes of the mirror that stop anywhere."""
+    await new_log(source, record_format="envelope", compaction="key")
+    log = source.log("orders")
+    mirror = LogMirror(source, target, "orders")
+    await mirror.begin()
+    leader: Any = None
+    for number in range(60):
+        choice = rng.choice(["append", "append", "step", "step", "crash", "truncate", "compact"])
+        if choice == "append":
+            records = [Record(b"%d-%d" % (number, each), key=b"%d" % rng.randrange(4)) for each in range(3)]
+            if leader is None or rng.random() < 0.2:  # Another leader takes over.
+                leader = await log.lead(roll_size=rng.choice([200, 1 << 20]))
+            last = await leader.append_many(records)
+            if rng.random() < 0.3:
+                await log.move_cursor("web", last)
+        elif choice == "step":
+            mirror._due_s = rng.choice([0.0, mirror._due_s])
+            await mirror.step()
+        elif choice == "crash":
+            if rng.random() < 0.5:
+                await task_stopped(mirror.step(), rng.randrange(1, 60))
+            await mirror.close()
+            mirror = LogMirror(source, target, "orders")
+            await mirror.begin()
+        elif choice == "truncate" and (listed := await entries(source)):
+            await log.truncate(rng.choice(listed[: len(listed) // 2 + 1])[0], force=True)
+        elif choice == "compact":
+            await log.compact()
+    return mirror
 
+
+async def ledger_ids(client: Client) -> set[int]:
+    return {record.ledger_id async for record in client.ledgers()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mirror_follows_whatever_happens_to_the_log(seed: int) -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:
-        rng = Random(seed)
-        await new_log(source, record_format="envelope", compaction="key")
-        log = source.log("orders")
-        mirror = LogMirror(source, target, "orders")
-        await mirror.begin()
-        leader: Any = None
-        for number in range(60):
-            choice = rng.choice(["append", "append", "step", "step", "crash", "truncate", "compact"])
-            if choice == "append":
-                records = [Record(b"%d-%d" % (number, each), key=b"%d" % rng.randrange(4)) for each in range(3)]
-                if leader is None or rng.random() < 0.2:  # Another leader takes over.
-                    leader = await log.lead()
-                last = await leader.append_many(records)
-                if rng.random() < 0.3:
-                    await log.move_cursor("web", last)
-            elif choice == "step":
-                mirror._due_s = rng.choice([0.0, mirror._due_s])
-                await mirror.step()
-            elif choice == "crash":
-                if rng.random() < 0.5:
-                    await task_stopped(mirror.step(), rng.randrange(1, 60))
-                await mirror.close()
-                mirror = LogMirror(source, target, "orders")
-                await mirror.begin()
-            elif choice == "truncate" and (listed := await entries(source)):
-                await log.truncate(rng.choice(listed[: len(listed) // 2 + 1])[0], force=True)
-            elif choice == "compact":
-                await log.compact()
-        mirror._due_s = 0.0
-        await mirror.step()
+        mirror = await lived(source, target, Random(seed))
         await mirror.switch_over("other")
         assert await entries(target) == await entries(source)
-        here, there = await log.manifest(), await target.log("orders").manifest()
+        here, there = await source.log("orders").manifest(), await target.log("orders").manifest()
         assert [extent.seq for extent in there.extents] == [extent.seq for extent in here.extents]
-        assert await log.cursors() == await target.log("orders").cursors()
-        listed_ids = {*there.storages}
-        assert {record.ledger_id async for record in target.ledgers()} == listed_ids
-        async with target.log("orders").lead() as leader:
-            await leader.append(b"next")
+        assert await source.log("orders").cursors() == await target.log("orders").cursors()
+        assert await ledger_ids(target) == {*there.storages}
+        await append(target, b"next")
+
+    play_two(act)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_source_that_is_lost_at_any_moment_is_compared_to_the_entry(seed: int) -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        mirror = await lived(source, target, Random(seed))
+        await mirror.close()
+        await promote(target, "orders")
+        there = {position for position, _ in await entries(target)}
+        missing = missing_in(await whole_list(source, "orders"), await whole_list(target, "orders"))
+        lost = {position for position, _ in await entries(source)} - there
+        named = {Position(one.ledger_id, entry_id) for one in missing for entry_id in range(one.first, one.last + 1)}
+        assert lost <= named
+        assert not named & there
+        await append(target, b"own")
+        async with LogMirror(target, source, "orders") as back:
+            await back.begin(drops=True)
+            await back.switch_over("world")
+        assert await entries(source) == await entries(target)
+        await append(source, b"here again")
 
     play_two(act)
 
