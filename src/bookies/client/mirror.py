@@ -235,12 +235,11 @@ class LogMirror:
                 assert end is not None
                 self._complete[extent.storage] = end
         self._source_list = ended(source, self._complete) or source
-        growing = next(iter(mirror.open_ledgers), None)
 
         def change(current: Manifest) -> Manifest | None:
             if is_mirror(mirror):  # From here on a list that is no mirror was switched over.
                 self._check_mirror(current)
-            return mirrored(self._source_list, current, self._complete, growing, self.origin)
+            return mirrored(self._source_list, current, self._complete, None, self.origin)
 
         await self._mirror.update(change)
         self._state = await mirror_state(self._target, self.name)

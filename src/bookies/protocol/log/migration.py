@@ -164,27 +164,28 @@ def mirrored(
     """Return the list of the mirror; None: it is so already. The list of a former source loses what `source` lacks.
 
     complete: ledgers that the target has with all their entries.
-    growing: the ledger that is being copied, if the target has its record.
+    growing: the ledger that is being copied, if the target has its record. The list keeps one that it has.
     """
-    closed = {(one.seq, one.ledger_id, one.last): one for one in (target.extents if target is not None else ())}
+    listed = {(one.seq, one.ledger_id, one.last): one for one in (target.extents if target is not None else ())}
     extents = []
     for extent in source.extents:
         if extent.last is not None and extent.storage in complete:
             extents.append(extent)
             continue
-        if extent.last is not None and (before := closed.get((extent.seq, extent.ledger_id, extent.last))):
+        if extent.last is not None and (before := listed.get((extent.seq, extent.ledger_id, extent.last))):
             extents.append(replace(before, first=extent.first))  # It was compacted; the result is not copied yet.
             continue
-        if extent.storage == growing and extent.stored is None:
+        is_begun = extent.storage == growing or (extent.seq, extent.ledger_id, None) in listed
+        if is_begun and extent.stored is None:
             extents.append(replace(extent, last=None, rows=None, bytes=None))
         break
     begin = extents[0].seq if extents else source.next_seq
     now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
-    listed = {extent.storage for extent in (*source.extents, *extents)}
+    storages = {extent.storage for extent in (*source.extents, *extents)}
     gone = [
         extent.storage
         for extent in (target.extents if target is not None else ())
-        if extent.storage not in listed and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
+        if extent.storage not in storages and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
     ]
     copy = replace(
         source,

@@ -166,6 +166,7 @@ def test_a_mirror_lists_what_it_has_under_the_same_ids() -> None:
     assert (none.extents, none.token, none.next_seq) == ((), "tok", 9)
     growing = mirror(SOURCE, none, growing=60)
     assert growing.extents == (Extent(6, 60, 5),)  # closed in the source, and not yet here
+    assert mirrored(SOURCE, growing, [], None, "old/orders") is None  # it stays while others are copied
     whole = mirror(SOURCE, growing, 60, 61, growing=62)
     assert whole.extents == SOURCE.extents
     ended = replace(SOURCE, extents=SOURCE.extents[:2])
