@@ -10,13 +10,13 @@
     {"kind": "end", "lines": ...}                                           the last line; without it the dump is cut
 
 Bytes are text if they are UTF-8, else `{"base64": ...}`. A ledger's password is null unless it was requested or is
-empty. A ledger whose record cannot be read is `{"kind": "damaged", "ledger": ..., "reason": ...}`. No IO.
+empty. A ledger whose record cannot be read is `{"kind": "damaged", "ledger": ..., "reason": ...}`.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from bookies.encoding.documents import parse_json
@@ -24,12 +24,23 @@ from bookies.errors import InvalidArgument, MetadataCorrupt
 from bookies.metadata.formats import pack_ledger
 from bookies.metadata.formats.recovery_items import RecoverySettings, UnderReplicated
 from bookies.metadata.formats.serde import is_bookie_id
+from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import GivenIds, check_record
 from bookies.metadata.interface.recovery_store import AuditKind
-from bookies.metadata.transfer import Damaged, Item, NamedRecord, StoredCookie
+from bookies.metadata.transfer import Damaged, Item, NamedRecord, StoredCookie, read_items
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 
 FORMAT = 1
+
+
+async def dump_lines(driver: MetadataDriver, *, passwords: bool) -> AsyncIterator[tuple[Item | None, dict[str, Any]]]:
+    """Yield every line of a dump, with its item; None: the first or the last line. Raises `MetadataError`."""
+    yield None, {"kind": "cluster", "format": FORMAT, "instance_id": await driver.instance_id(), "from": driver.uri}
+    count = 2
+    async for item in read_items(driver):
+        yield item, pack_item(item, passwords=passwords)
+        count += 1
+    yield None, {"kind": "end", "lines": count}
 
 
 def pack_item(item: Item, *, passwords: bool) -> dict[str, Any]:

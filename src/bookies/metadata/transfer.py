@@ -56,6 +56,7 @@ T = TypeVar("T")
 
 LEDGER_ID_MAX = (1 << 63) - 1
 MARK = "migration"  # the record of a store that is being filled
+RESTORATION = "restoration"  # the record of a cluster that is being restored from a backup
 AT_ONCE = 64  # operations in flight
 ATTEMPTS_MAX = 5  # attempts to put one item
 PAUSE_S = 0.5  # after the first failure; it grows

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.logs import log_retention
+from bookies.admin.logs import log_mirror, log_retention
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
@@ -282,6 +282,7 @@ def describe(name: str, manifest: Manifest, begun: Mapping[int, int] | None = No
             for extent in manifest.extents
         ],
         "deleting": list(manifest.deleting),
+        "held": manifest.held or None,
     }
 
 
@@ -296,6 +297,8 @@ def _parts(name: str, manifest: Manifest, begun: Mapping[int, int]) -> Iterator[
     quorums = f"E{manifest.ensemble}/Qw{manifest.write_quorum}/Qa{manifest.ack_quorum}"
     created = time_text(manifest.created_ms)
     yield f"log {name}  {quorums}  {manifest.digest.name.lower()}  epoch {manifest.epoch}  created {created}"
+    if manifest.held:
+        yield f"appends are refused: {manifest.held}"
     if manifest.deleting:
         yield f"still to be deleted: ledgers {', '.join(map(str, manifest.deleting))}"
     rows = [
@@ -582,6 +585,7 @@ VERBS = (
         Option("--delete NAME", "delete a cursor: truncation no longer respects it"),
     ),
     *log_retention.VERBS,
+    *log_mirror.VERBS,
     verb(
         "log recover",
         "complete a log of DistributedLog whose writer is gone, also if its end is damaged; a live writer is stopped",

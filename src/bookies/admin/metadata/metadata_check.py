@@ -7,6 +7,7 @@ Findings have stable names for scripts:
 | no-cluster | there is no instance id |
 | half-migrated | `bk metadata migrate` or `load` was interrupted |
 | half-removed | `bk metadata nuke` was interrupted |
+| half-restored | `bk spark restore-cluster` was interrupted |
 | cookie-unreadable | a cookie cannot be parsed |
 | cookie-misplaced | a cookie is that of a bookie with another name |
 | cookie-of-another-cluster | a cookie has another instance id, so its bookie does not start |
@@ -40,7 +41,15 @@ from bookies.metadata.formats.recovery_items import read_settings
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import GivenIds
 from bookies.metadata.shared import bookie_notes
-from bookies.metadata.transfer import MARK, Damaged, counted_names, read_cookie, read_ledgers, read_record
+from bookies.metadata.transfer import (
+    MARK,
+    RESTORATION,
+    Damaged,
+    counted_names,
+    read_cookie,
+    read_ledgers,
+    read_record,
+)
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.storage.identity import cookie
@@ -82,6 +91,8 @@ async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda
         result.add("half-migrated", "", "`bk metadata migrate` or `load` was interrupted: repeat the command")
     if instance_id is None and REMOVAL in await driver.record_names(REMOVAL):
         result.add("half-removed", "", "`bk metadata nuke` was interrupted: repeat the command; restore no instance id")
+    if RESTORATION in await driver.record_names(RESTORATION):
+        result.add("half-restored", "", "`bk spark restore-cluster` was interrupted: repeat the command")
     lists = await lists_of_logs(driver, result)  # before the ledgers: a ledger is created before a list names it
     await _check_cookies(driver, instance_id, result)
     ledgers = await _check_ledgers(driver, result, progress)

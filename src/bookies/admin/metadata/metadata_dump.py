@@ -30,19 +30,16 @@ async def dump(arguments: argparse.Namespace) -> int:
 
 async def dump_to(driver: MetadataDriver, file: TextIO, *, passwords: bool) -> int:
     """Write all metadata as lines. Return 1 if a ledger's record is unreadable."""
-    from bookies.metadata.dump_format import FORMAT, pack_item
-    from bookies.metadata.transfer import Damaged, read_items
+    from bookies.metadata.dump_format import dump_lines
+    from bookies.metadata.transfer import Damaged
 
-    first = {"kind": "cluster", "format": FORMAT, "instance_id": await driver.instance_id(), "from": driver.uri}
-    print_json(first, file)
     progress = Progress("lines", None)
-    count, is_damaged = 1, False
-    async for item in read_items(driver):
-        print_json(pack_item(item, passwords=passwords), file)
+    count, is_damaged = 0, False
+    async for item, line in dump_lines(driver, passwords=passwords):
+        print_json(line, file)
         is_damaged |= isinstance(item, Damaged)
         count += 1
         progress.update(count)
-    print_json({"kind": "end", "lines": count + 1}, file)
     progress.clear()
     return int(is_damaged)
 

@@ -34,8 +34,8 @@ COMMANDS = {
     ),
     "log": (
         "bookies.admin.commands.log",
-        "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, compact, recover, reap, "
-        "show, list, delete",
+        "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, compact, mirror, recover, "
+        "reap, show, list, delete",
     ),
     "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (
@@ -75,7 +75,7 @@ COMMANDS = {
     "spark": (
         "bookies.admin.verbs.spark_command",
         "jobs over a whole cluster on Spark: scrub, repair, reconcile, usage, import, export, offload, restore, "
-        "migrate, compact, whatif, package",
+        "migrate, compact, backup, verify, restore-cluster, whatif, package",
     ),
     "sim": ("bookies.lab.commands.sim", "simulate a cluster on virtual time with faults"),
 }

@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> Report | int:
     from bookies.spark.jobs.shared.report import page, text
 
     module = importlib.import_module(JOBS[arguments.job][0])
-    config = _config(arguments, module.OPTIONS)
+    config = _config(arguments, module)
     if not arguments.debug:
         _quieten_py4j()
     with interruptible(), session(arguments.job, arguments.cores) as spark, plain_errors():
@@ -131,15 +131,17 @@ def _package(arguments: argparse.Namespace) -> Report:
     return Report({"file": arguments.file, "bytes": size}, [text])
 
 
-def _config(arguments: argparse.Namespace, options: tuple[Option, ...]) -> JobConfig:
+def _config(arguments: argparse.Namespace, module: Any) -> JobConfig:
     from bookies.spark.jobs.shared.common import DRY_RUN, PLAN, RUN, JobConfig
 
+    options = {option.name: getattr(arguments, option.name) for option in module.OPTIONS}
+    is_needed = not hasattr(module, "needs_cluster") or module.needs_cluster(options)
     return JobConfig(
-        metadata_uri(arguments),
+        metadata_uri(arguments) if is_needed else "",
         arguments.run_id,
         PLAN if arguments.plan_only else DRY_RUN if arguments.dry_run else RUN,
         arguments.output,
-        {option.name: getattr(arguments, option.name) for option in options},
+        options,
         None if arguments.rate is None else arguments.rate * 1e6,
         is_quiet=arguments.json,
     )

@@ -50,8 +50,8 @@ COMPACT_BY_KEY = "key"
 # An entry is the bare value, a record with key, headers and time, or a set of such records.
 RAW, ENVELOPE, SETS = "raw", "envelope", "sets"
 RECORD_FORMATS = (RAW, ENVELOPE, SETS)
-# Fields of the record of a log that was held, or migrated: see `protocol/log/migration.py`.
-HELD, MIGRATED_FROM, CUT_OVER = "held", "migrated.from", "migrated.cut-over"
+# Fields of the record of a log that was held, migrated or mirrored: see `protocol/log/migration.py`.
+HELD, MIGRATED_FROM, CUT_OVER, MIRROR_OF = "held", "migrated.from", "migrated.cut-over", "mirror.of"
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
 NAME_LENGTH_MAX = 200
 
@@ -350,7 +350,8 @@ def truncated(
     The last two ledgers stay in the list, because a takeover checks them. Raises `InvalidArgument` (position after the
     end of the log), `LogTruncated` (ledger not in the list), `LogFenced` (the log follows another one).
     """
-    if manifest.held and MIGRATED_FROM in manifest.extra and CUT_OVER not in manifest.extra:
+    is_migrated = MIGRATED_FROM in manifest.extra and CUT_OVER not in manifest.extra
+    if manifest.held and (is_migrated or MIRROR_OF in manifest.extra):
         raise LogFenced("the log follows a log in another cluster until the cut-over: truncate it there")
     target = manifest.find(before)
     if target is None:

@@ -1,19 +1,38 @@
-"""Migration of a log to another cluster: decisions about its list in the target, without IO.
+"""Migration of a log to another cluster, or from a backup: decisions about its list in the target, without IO.
 
 A label of a migrated ledger names its origin, so a second attempt finds the first. During a migration the list in the
 target is held: it follows the source and refuses appends. At the cut-over the source is held for ever before its last
 ledgers are ended; then the target gets the rest and is released. So appends are never allowed in both.
-Source: spark 5.4.
+
+A mirror follows its source ledger by ledger, the open one too, with the same ids, so positions are the same. It is held
+until the switch-over. Then it begins where it ends: entries that only the source has are lost to it, and are named.
+
+A log of a backup ends before the first ledger that the backup lacks. Positions keep their meaning, and those after the
+end move to it, because entries that were read beyond it are lost. Source: spark 5.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from bookies.errors import LogExists
-from bookies.protocol.log.log_model import CUT_OVER, HELD, MIGRATED_FROM, Extent, Manifest, Segment
+from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.log_model import (
+    CUT_OVER,
+    HELD,
+    MIGRATED_FROM,
+    MIRROR_OF,
+    Extent,
+    LedgerEnd,
+    Manifest,
+    Position,
+    Segment,
+    ended,
+)
+from bookies.protocol.log.log_times import Point
 
 FROM = MIGRATED_FROM  # the label of a ledger too
 SWAP_MAX = 1000  # extents added by one swap of a list: the record of each one's ledger is a condition of the swap
@@ -101,3 +120,179 @@ def held(source: Manifest, target: str) -> Manifest | None:
     if source.held:
         return None
     return replace(source, epoch=source.epoch + 1, extra=dict(source.extra) | {HELD: f"it was moved to {target}"})
+
+
+# -- mirrors ---------------------------------------------------------------------------------------------------------
+
+
+class MissingRange(NamedTuple):
+    """Entries of one log that another one does not have. `last`: -1 if it is not known."""
+
+    ledger_id: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.first} to {self.ledger_id}:{self.last}"
+
+
+def is_mirror(manifest: Manifest) -> bool:
+    """Report whether the log follows another one and refuses appends."""
+    return bool(manifest.held) and MIRROR_OF in manifest.extra
+
+
+def check_may_follow(source: Manifest, target: Manifest | None, origin: str) -> None:
+    """Check that the log in the target, if there is one, may be a mirror of the source's. Raises `LogExists`.
+
+    origin: label of the source's log.
+    """
+    if is_mirror(source):
+        raise LogExists(
+            f"it is a mirror of {source.extra[MIRROR_OF]}: mirror that one, or switch over to this one first"
+        )
+    if target is None:
+        return
+    if target.token != source.token or target.is_deleting:
+        raise LogExists("the target has another log of this name: delete it there, or mirror to another cluster")
+    if is_mirror(target) and target.extra[MIRROR_OF] != origin:
+        raise LogExists(f"in the target it is a mirror of {target.extra[MIRROR_OF]}, which is another cluster")
+
+
+def mirrored(
+    source: Manifest, target: Manifest | None, complete: Collection[int], growing: int | None, origin: str
+) -> Manifest | None:
+    """Return the list of the mirror; None: it is so already. The list of a former source loses what `source` lacks.
+
+    complete: ledgers that the target has with all their entries.
+    growing: the ledger that is being copied, if the target has its record. The list keeps one that it has.
+    """
+    listed = {(one.seq, one.ledger_id, one.last): one for one in (target.extents if target is not None else ())}
+    extents = []
+    for extent in source.extents:
+        if extent.last is not None and extent.storage in complete:
+            extents.append(extent)
+            continue
+        if extent.last is not None and (before := listed.get((extent.seq, extent.ledger_id, extent.last))):
+            extents.append(replace(before, first=extent.first))  # It was compacted; the result is not copied yet.
+            continue
+        is_begun = extent.storage == growing or (extent.seq, extent.ledger_id, None) in listed
+        if is_begun and extent.stored is None:
+            extents.append(replace(extent, last=None, rows=None, bytes=None))
+        break
+    begin = extents[0].seq if extents else source.next_seq
+    now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
+    storages = {extent.storage for extent in (*source.extents, *extents)}
+    gone = [
+        extent.storage
+        for extent in (target.extents if target is not None else ())
+        if extent.storage not in storages and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
+    ]
+    copy = replace(
+        source,
+        extents=tuple(extents),
+        deleting=tuple(dict.fromkeys((*(target.deleting if target is not None else ()), *gone))),
+        segments=_kept_segments(tuple(extents), target),
+        epoch=max(source.epoch, target.epoch if target is not None else 0),
+        next_seq=max(source.next_seq, target.next_seq if target is not None else 0),
+        extra=dict(source.extra) | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
+    )
+    return None if copy == target else copy
+
+
+def switched_over(mirror: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
+    """Return the list of a mirror that accepts appends; None: it does already. `ends`: of all its open ledgers."""
+    if not is_mirror(mirror):
+        return None
+    whole = ended(mirror, ends) or mirror
+    assert not whole.open_ledgers, "switched over before every end was decided"
+    extra = {name: value for name, value in mirror.extra.items() if name not in (HELD, MIRROR_OF)}
+    return replace(whole, epoch=mirror.epoch + 1, extra=extra)
+
+
+def missing_in(own: Manifest, other: Manifest) -> list[MissingRange]:
+    """Return the entries of one list that the other one lacks; those before its beginning were truncated there.
+
+    An extent without an end counts up to the end that is known: give lists with all ends.
+    """
+    begin = other.extents[0].seq if other.extents else 0
+    present = {extent.ledger_id: extent for extent in other.extents}
+    missing = []
+    for extent in own.extents:
+        last = -1 if extent.last is None else extent.last
+        there = present.get(extent.ledger_id)
+        if there is None and extent.seq < begin:
+            continue
+        first = extent.first if there is None else max(extent.first, (-1 if there.last is None else there.last) + 1)
+        if first <= last:
+            missing.append(MissingRange(extent.ledger_id, first, last))
+    return missing
+
+
+# -- from a backup ---------------------------------------------------------------------------------------------------
+
+
+def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -> Manifest:
+    """Return the list of a log whose ledgers a backup has. `ends`: of the ledgers that were restored.
+
+    Missing ledgers at the beginning count as truncated; the list ends before a later one. Numbers of extents are not
+    reused. The label says that its writers' numbers are to be read from the log, and that no migration may change it.
+    """
+    whole = ended(source, ends) or source
+    extents: list[Extent] = []
+    rows = source.rows_truncated
+    for extent in whole.extents:
+        if extent.last is not None and extent.storage in ends:
+            extents.append(extent)
+        elif extents:
+            break
+        elif extent.last is not None:
+            rows += max(0, extent.last - extent.first + 1)
+    return replace(
+        source,
+        epoch=source.epoch + 1,
+        extents=tuple(extents),
+        deleting=tuple(ledger_id for ledger_id in source.deleting if ledger_id in ends),
+        rows_truncated=rows,
+        segments=(),
+        extra=dict(source.extra) | {FROM: origin, CUT_OVER: True},
+    )
+
+
+def end_of(manifest: Manifest) -> Position | None:
+    """Return the position after the last entry of a list whose extents are closed; None: it has no extents."""
+    if not manifest.extents:
+        return None
+    last = manifest.extents[-1]
+    assert last.last is not None
+    return Position(last.ledger_id, last.last + 1)
+
+
+def is_after_end(at: Position, source: Manifest, restored: Manifest) -> bool:
+    """Report whether a position in the source's list is after the end of the restored one."""
+    extent, end = source.find(at), end_of(restored)
+    if extent is None or end is None:
+        return extent is not None
+    last = restored.extents[-1].seq
+    return extent.seq > last or (extent.seq == last and at.entry_id > end.entry_id)
+
+
+def cursors_brought_back(
+    cursors: Mapping[str, Cursor], source: Manifest, restored: Manifest, without: str
+) -> dict[str, Cursor]:
+    """Return the cursors for the restored list: those after its end are at its end, or do not exist if it is empty.
+
+    `without`: name of a cursor that is left out.
+    """
+    end = end_of(restored)
+    kept = {}
+    for name, cursor in cursors.items():
+        if name == without or (end is None and is_after_end(cursor.position, source, restored)):
+            continue
+        is_late = end is not None and is_after_end(cursor.position, source, restored)
+        kept[name] = replace(cursor, position=end, slot=0) if is_late else cursor
+    return kept
+
+
+def times_brought_back(points: Sequence[Point], source: Manifest, restored: Manifest) -> list[Point]:
+    """Return the points in time that are in the restored list."""
+    return [point for point in points if not is_after_end(point.position, source, restored)]

@@ -28,6 +28,9 @@ JOBS: Mapping[str, tuple[str, str]] = {
         "copy offloaded ledgers, which bookies may have forgotten, back to bookies",
     ),
     "migrate": ("bookies.spark.jobs.migrate", "copy ledgers and logs to another cluster, and cut over to it"),
+    "backup": ("bookies.spark.jobs.backup", "back up metadata and sealed ledgers of a cluster, incrementally"),
+    "verify": ("bookies.spark.jobs.verify", "compare a backup, or a restored cluster, with the backup's manifest"),
+    "restore-cluster": ("bookies.spark.jobs.restore_cluster", "restore a backup into an empty cluster"),
     "whatif": (
         "bookies.spark.jobs.whatif",
         "predict what is lost when bookies or racks fail, and how long repair takes",

@@ -15,14 +15,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from bookies.client.log.log import LOGS
 from bookies.client.log.transaction import read_ledgers
-from bookies.client.read.offloaded import content_of
+from bookies.client.mirror import stop_writing
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import (
     InvalidArgument,
@@ -30,25 +31,22 @@ from bookies.errors import (
     LedgerNotFound,
     LogExists,
     RecordExists,
-    ReplicationFailed,
-    VersionConflict,
 )
 from bookies.metadata.interface.driver import LedgerAt
 from bookies.model import LedgerMetadata
-from bookies.protocol.ledger.ledger import closed
-from bookies.protocol.ledger.offload import Content
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.log_model import LedgerEnd, ended, pack_manifest
-from bookies.protocol.log.migration import FROM, at_once, copied, held, log_origin, origin_of
+from bookies.protocol.log.migration import FROM, at_once, copied, log_origin, origin_of
 from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.shared import common, ledger_selection
+from bookies.spark.jobs.shared import common, copying, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.jobs.shared.report import Report, Section, Table, counted
 from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
+    from bookies.client.base import EntryBatch
     from bookies.client.client import Client
 
 OPTIONS = (
@@ -88,7 +86,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument("source and target are the same cluster: give another target")
     if config.options["cut_over"] and config.mode == common.RUN:
         for name in ledger_selection.logs_of(config.options["log"]):
-            common.ask(config.uri, _holding(name, str(target)))
+            common.ask(config.uri, partial(stop_writing, name=name, target=str(target)))
     chosen = common.ask(config.uri, lambda client: ledger_selection.select(client, config.options))
     known = common.ask(str(target), _known(cluster))
     items = [
@@ -139,7 +137,7 @@ class CopyLedger(Struct, frozen=True):
                 return Outcome(common.DONE, {"entries": record.last_entry_id + 1, "bytes": record.length})
             async with runtime.worker().new_client(self.target) as target:
                 target_record = await self._record(target, record, known)
-                content = await _copy(tools, target, record, target_record)
+                content = await copying.written_ledger(tools, target, record, target_record, _entries(tools, record))
         except LedgerNotFound as error:
             return Outcome(common.GONE, {"error": str(error)})
         except LedgerExists:
@@ -176,61 +174,12 @@ class CopyLedger(Struct, frozen=True):
         return await target.metadata(writer.ledger_id)
 
 
-async def _copy(tools: Tools, target: Client, record: LedgerMetadata, copy: LedgerMetadata) -> Content:
-    """Write missing entries, close the ledger, compare it with the source. Raises `ReplicationFailed`."""
-    administration = target.administration()
-    content = Content()
-    if not copy.is_closed:
-        writable = {bookie.id for bookie in await target.bookies() if bookie.mode == "writable"}
-        if not writable.issuperset(copy.last_ensemble):  # One became unavailable since an earlier attempt.
-            fresh = await administration.with_new_bookies(copy)
-            copy = await administration.change_record(copy.ledger_id, lambda current: _with_bookies_of(current, fresh))
+async def _entries(tools: Tools, record: LedgerMetadata) -> AsyncGenerator[EntryBatch]:
+    """Yield the source's entries, at the rate of its bookies."""
     async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
         async for batch in reader.read_batches():
-            content = content.joined(content_of(batch))
+            yield batch
             await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
-            if not copy.is_closed:
-                await administration.write_entries(copy, batch)
-                # The prefix is needed because bookies of both clusters may have the same names.
-                written = [f"target {bookie}" for bookie in copy.last_ensemble]
-                await tools.spent(written, batch.size * copy.write_quorum)
-    if (content.rows, content.size) != (record.last_entry_id + 1, record.length):
-        raise ReplicationFailed(
-            "the source's entries or bytes differ from its record: scrub the ledger", ledger_id=record.ledger_id
-        )
-    if not copy.is_closed:
-        end = closed(copy, record.last_entry_id, record.length)
-        await administration.check_entries(end)
-        copy = await administration.change_record(copy.ledger_id, lambda current: _closed(current, copy, end))
-    back = Content()
-    async with target.open(copy.ledger_id, password=record.password or b"") as reader:
-        async for batch in reader.read_batches():
-            back = back.joined(content_of(batch))
-    if back != content:
-        raise ReplicationFailed(
-            f"ledger {copy.ledger_id} of the target has {back.rows:,} entries of {back.size:,} bytes, the source "
-            f"{content.rows:,} of {content.size:,}: delete it there, and migrate it with --map-ids",
-            ledger_id=record.ledger_id,
-        )
-    return content
-
-
-def _with_bookies_of(current: LedgerMetadata, fresh: LedgerMetadata) -> LedgerMetadata | None:
-    """Return the open record with the bookies of `fresh`."""
-    if current.is_closed or current.ensembles == fresh.ensembles:
-        return None
-    return current.replace(ensembles=fresh.ensembles)
-
-
-def _closed(current: LedgerMetadata, copy: LedgerMetadata, end: LedgerMetadata) -> LedgerMetadata | None:
-    """Return the record with its end. Raises `VersionConflict` if another attempt has chosen other bookies."""
-    if current.is_closed:
-        return None
-    if current.ensembles != copy.ensembles:
-        raise VersionConflict(
-            "another run is copying it: repeat this one when that has ended", ledger_id=copy.ledger_id
-        )
-    return end
 
 
 # -- on the driver ---------------------------------------------------------------------------------------------------
@@ -256,30 +205,11 @@ def _known(cluster: str) -> Any:
     return question
 
 
-def _holding(name: str, target: str) -> Any:
-    """Return a question for `ask` that stops all appends to the log, and then ends its open ledgers."""
-
-    async def question(client: Client) -> None:
-        parts = client.transactions()
-        records = ManifestLoop(parts.runtime, parts.driver, name)
-        await records.refresh()
-        manifest = await records.update(lambda current: held(current, target))
-        ends = await _ends(client, manifest, is_final=True)
-        await records.update(lambda current: ended(current, ends))
-
-    return question
-
-
-async def _ends(client: Client, manifest: Manifest, *, is_final: bool = False) -> dict[int, LedgerEnd]:
-    """Return the ends of ledgers that the list has as open.
-
-    `is_final`: recover those that are still open, which stops their writers.
-    """
+async def _ends(client: Client, manifest: Manifest) -> dict[int, LedgerEnd]:
+    """Return the ends of closed ledgers that the list has as open."""
     ends = {}
     for ledger_id in manifest.open_ledgers:
         record = await client.metadata(ledger_id)
-        if not record.is_closed and is_final:
-            record = await client.administration().recover(ledger_id)
         if record.is_closed:
             ends[ledger_id] = LedgerEnd(record.last_entry_id, record.length)
     return ends

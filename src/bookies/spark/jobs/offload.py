@@ -15,7 +15,6 @@ and the record names the first; the other one is swept. Source: spark 5.3.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ from bookies.protocol.ledger.offload import (
 from bookies.spark.base import runtime
 from bookies.spark.base.plan import even_parts
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.shared import common, ledger_selection
+from bookies.spark.jobs.shared import common, copying, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Run, Tools
 from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.jobs.shared.report import Report, Section, Table, counted
@@ -116,7 +115,7 @@ def _times(config: JobConfig) -> dict[str, float]:
 async def _chosen(client: Client, config: JobConfig, older_s: float) -> tuple[str, list[LedgerMetadata]]:
     """Return the cluster's instance id, and the sealed ledgers that are old and large enough."""
     chosen = await ledger_selection.select(client, config.options)
-    before_ms = _now_ms() - older_s * 1000
+    before_ms = common.now_ms() - older_s * 1000
     records = [
         record
         for record in chosen.records
@@ -125,10 +124,6 @@ async def _chosen(client: Client, config: JobConfig, older_s: float) -> tuple[st
         and (record.ctime_ms is None or record.ctime_ms <= before_ms)
     ]
     return await client.administration().instance_id(), records
-
-
-def _now_ms() -> int:
-    return int(datetime.datetime.now(datetime.UTC).timestamp() * 1000)
 
 
 def items_of(record: LedgerMetadata, to: str, cluster: str, config: JobConfig) -> list[Item]:
@@ -168,29 +163,14 @@ class CopyPart(Struct, frozen=True):
     is_dry: bool = False
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        from bookies.spark.write import tier
-
         arguments = json.loads(item.arguments)
         ledger_id, first, last = arguments["ledger"], arguments["first"], arguments["last"]
-        files = runtime.worker().files()
         if last < first or self.is_dry:
             return Outcome(common.DONE, {"parts": []})
         try:
-            reader = await tools.administration.open(ledger_id)
+            parts = await copying.written_files(tools, ledger_id, first, last, arguments["directory"])
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
-        writer = await files.run(tier.PartsWriter, arguments["directory"])
-        try:
-            async with reader:
-                async for batch in reader.read_batches(first, last):
-                    await files.run(writer.append, batch)
-                    await tools.spent(reader.metadata.ensemble_at(batch.first_entry_id), batch.size)
-            parts = await files.run(writer.finish)
-        except BaseException:
-            writer.discard()
-            raise
-        for part in parts:
-            await files.run(tier.check_part, arguments["directory"], ledger_id, part)
         return Outcome(common.DONE, {"parts": [part.to_json() for part in parts]})
 
 
@@ -221,7 +201,7 @@ class CommitCopy(Struct, frozen=True):
                 common.FAILED,
                 {"error": f"{directory}/{lost[0]} is missing, or was changed: repeat the run, which writes it again"},
             )
-        copy = Offload(attempt, directory, PARQUET, content.rows, content.size, content.crc, crc, _now_ms())
+        copy = Offload(attempt, directory, PARQUET, content.rows, content.size, content.crc, crc, common.now_ms())
         try:
             await tools.administration.change_record(ledger_id, lambda record: offloaded(record, copy))
         except LedgerNotFound:
@@ -242,7 +222,7 @@ class Forget(Struct, frozen=True):
             record = await tools.client.metadata(arguments["ledger"])
             copied = await runtime.worker().files().run(_checked, record)
             await tools.administration.change_record(
-                record.ledger_id, lambda record: given_up(record, copied.attempt, _now_ms())
+                record.ledger_id, lambda record: given_up(record, copied.attempt, common.now_ms())
             )
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
@@ -315,7 +295,7 @@ def _forgotten(spark: Any, config: JobConfig, records: Sequence[LedgerMetadata],
     """Let the bookies delete what was offloaded long enough ago."""
     if after_s < 0:
         return []
-    before_ms = _now_ms() - after_s * 1000
+    before_ms = common.now_ms() - after_s * 1000
     due = [
         (record, copy)
         for record in records
@@ -351,7 +331,7 @@ def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: 
     """Delete old directories that no record names. A record refuses its own first, so no commit in flight names it."""
     from bookies.spark.write import tier
 
-    before = _now_ms() / 1000 - after_s
+    before = common.now_ms() / 1000 - after_s
     old = [attempt for attempt in tier.attempts(to, cluster) if attempt.changed_s <= before]
     lost = common.ask(config.uri, _lost(old, is_dry=is_dry)) if old else []
     rows = []

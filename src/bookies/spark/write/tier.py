@@ -286,10 +286,11 @@ def attempts(to: str, cluster: str) -> Iterator[Attempt]:
             continue
         for info in system.get_file_info(pa.fs.FileSelector(ledger.path)):
             if info.type is pa.fs.FileType.Directory:
-                yield Attempt(int(number), info.base_name, info.path, _changed_s(system, info))
+                yield Attempt(int(number), info.base_name, info.path, changed_s(system, info))
 
 
-def _changed_s(system: Any, directory: Any) -> float:
+def changed_s(system: Any, directory: Any) -> float:
+    """Return the last write to a directory or one of its files, seconds since 1970. `directory`: its information."""
     inside = system.get_file_info(pa.fs.FileSelector(directory.path, allow_not_found=True))
     return max(info.mtime_ns or 0 for info in [directory, *inside]) / 1e9
 
@@ -298,6 +299,11 @@ def delete_attempt(to: str, attempt: Attempt) -> None:
     """Delete the directory of an attempt. Raises OSError."""
     system, _ = system_of(to)
     system.delete_dir(attempt.path)
+
+
+def attempt_name(run_id: str) -> str:
+    """Return a name that no other attempt has."""
+    return f"{run_id}-{uuid.uuid4().hex[:12]}"
 
 
 def directory_of(to: str, cluster: str, ledger_id: int, attempt: str) -> str:

@@ -238,6 +238,13 @@ def test_an_interrupted_load_is_gone_on_with(store: pathlib.Path, capsys: pytest
     assert main(["metadata", "migrate", f"file:{store}", f"file:{target}"]) == 0
     assert main(["metadata", "check", "--metadata", f"file:{target}"]) == 0
 
+    async def half_restored(driver: MetadataDriver) -> None:
+        await driver.create_record("restoration", b"{}")
+
+    on(target, half_restored)
+    assert main(["metadata", "check", "--metadata", f"file:{target}"]) == 1
+    assert "half-restored" in capsys.readouterr().out
+
 
 def test_migrate_moves_and_says_what_next(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = store.parent / "target"

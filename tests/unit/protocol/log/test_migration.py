@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from bookies.errors import LogExists, LogFenced
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import (
     Extent,
+    LedgerEnd,
     Segment,
     check_held,
     emptied,
@@ -17,7 +19,24 @@ from bookies.protocol.log.log_model import (
     parse_manifest,
     truncated,
 )
-from bookies.protocol.log.migration import SWAP_MAX, at_once, copied, held, log_origin, origin_of
+from bookies.protocol.log.log_times import Point
+from bookies.protocol.log.migration import (
+    SWAP_MAX,
+    at_once,
+    brought_back,
+    check_may_follow,
+    copied,
+    cursors_brought_back,
+    end_of,
+    held,
+    is_mirror,
+    log_origin,
+    mirrored,
+    missing_in,
+    origin_of,
+    switched_over,
+    times_brought_back,
+)
 
 SOURCE = Manifest(
     "tok",
@@ -130,3 +149,139 @@ def test_a_compacted_extent_keeps_its_positions_in_the_target() -> None:
     whole = follow(source, None, {80: 180, 61: 161})
     assert (whole.ledger_ids, whole.storages) == ([180, 161], [180, 161])
     assert at_once(source, first, {80: 180, 61: 161}) == {80: 180, 61: 161}
+
+
+# -- mirrors ---------------------------------------------------------------------------------------------------------
+
+
+def mirror(source: Manifest, target: Manifest | None, *complete: int, growing: int | None = None) -> Manifest:
+    list_there = mirrored(source, target, complete, growing, "old/orders")
+    assert list_there is not None
+    assert mirrored(source, list_there, complete, growing, "old/orders") is None
+    return list_there
+
+
+def test_a_mirror_lists_what_it_has_under_the_same_ids() -> None:
+    none = mirror(SOURCE, None)
+    assert (none.extents, none.token, none.next_seq) == ((), "tok", 9)
+    growing = mirror(SOURCE, none, growing=60)
+    assert growing.extents == (Extent(6, 60, 5),)  # closed in the source, and not yet here
+    assert mirrored(SOURCE, growing, [], None, "old/orders") is None  # it stays while others are copied
+    whole = mirror(SOURCE, growing, 60, 61, growing=62)
+    assert whole.extents == SOURCE.extents
+    ended = replace(SOURCE, extents=SOURCE.extents[:2])
+    assert mirror(ended, growing, 60, 61).extents == ended.extents
+    assert is_mirror(whole)
+    assert not is_mirror(SOURCE)
+    with pytest.raises(LogFenced, match="it is a mirror of old/orders"):
+        check_held(whole)
+    with pytest.raises(LogFenced, match="truncate it there"):
+        truncated(whole, Position(61, 0), {}, 3)
+    assert parse_manifest("orders", pack_manifest(whole)) == whole
+
+
+def test_ledgers_that_left_the_source_are_deleted_in_the_mirror() -> None:
+    whole = mirror(SOURCE, None, 60, 61)
+    shorter = mirror(replace(SOURCE, extents=SOURCE.extents[1:], rows_truncated=75), whole, 61)
+    assert (shorter.ledger_ids, shorter.deleting, shorter.rows_truncated) == ([61], (60,), 75)
+    compacted = replace(SOURCE, extents=(replace(SOURCE.extents[0], stored=80, kept=2), *SOURCE.extents[1:]))
+    waiting = replace(whole, epoch=5)
+    assert mirrored(compacted, waiting, [61], None, "old/orders") is None  # until the result is copied
+    after = mirror(compacted, waiting, 80, 61)
+    assert (after.ledger_ids, after.storages, after.deleting, after.epoch) == ([60, 61], [80, 61], (60,), 5)
+
+
+def test_a_former_source_loses_what_the_log_does_not_have() -> None:
+    former = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 9, 10, 50), Extent(9, 63, 0, 0, 1, 1)))
+    log = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 3, 4, 20), Extent(9, 1_000_063)), epoch=6)
+    assert missing_in(former, log) == [(62, 4, 9), (63, 0, 0)]
+    assert str(missing_in(former, log)[0]) == "62:4 to 62:9"
+    copy = mirror(log, former, 60, 61, 62)
+    assert (copy.extents, copy.deleting) == (log.extents[:3], ())  # 63 stays readable
+    assert missing_in(log, former) == []  # its last ledger has no end
+    truncated_there = replace(log, extents=log.extents[1:])
+    assert missing_in(former, truncated_there) == [(62, 4, 9), (63, 0, 0)]
+    assert missing_in(former, replace(log, extents=())) == [(60, 5, 9), (61, 0, 3), (62, 0, 9), (63, 0, 0)]
+    opened = replace(log, extents=(*log.extents[:2], Extent(8, 62)))
+    assert missing_in(former, opened) == [(62, 0, 9), (63, 0, 0)]
+
+
+def test_a_mirror_is_released_once_and_with_all_ends() -> None:
+    whole = mirror(SOURCE, None, 60, 61, growing=62)
+    free = switched_over(whole, {62: LedgerEnd(4, 9)})
+    assert free is not None
+    assert (free.held, is_mirror(free), free.epoch) == ("", False, 5)
+    assert free.extents[-1] == Extent(8, 62, 0, 4, 5, 9)
+    assert switched_over(free, {}) is None
+
+
+def test_a_log_follows_only_its_own_source() -> None:
+    whole = mirror(SOURCE, None)
+    check_may_follow(SOURCE, None, "old/orders")
+    check_may_follow(SOURCE, whole, "old/orders")
+    check_may_follow(SOURCE, replace(SOURCE, epoch=7), "old/orders")  # a former source
+    with pytest.raises(LogExists, match="it is a mirror of old/orders: mirror that one"):
+        check_may_follow(whole, None, "new/orders")
+    for target in (replace(SOURCE, token="other"), replace(whole, is_deleting=True)):
+        with pytest.raises(LogExists, match="another log of this name"):
+            check_may_follow(SOURCE, target, "old/orders")
+    with pytest.raises(LogExists, match="a mirror of old/orders, which is another cluster"):
+        check_may_follow(SOURCE, whole, "older/orders")
+
+
+# -- from a backup ---------------------------------------------------------------------------------------------------
+
+
+WHOLE = replace(
+    SOURCE,
+    segments=(Segment("theirs", 6, 6, 1, 5, 5, 100),),
+    deleting=(50, 51),
+    extents=(*SOURCE.extents[:2], Extent(8, 62), Extent(9, 63)),
+    next_seq=10,
+)
+ENDS = {60: LedgerEnd(9, 100), 61: LedgerEnd(3, 40), 51: LedgerEnd(0, 1)}
+
+
+def back(*ledger_ids: int) -> Manifest:
+    return brought_back(WHOLE, {ledger_id: ENDS[ledger_id] for ledger_id in ledger_ids}, ORIGIN)
+
+
+def test_a_log_of_a_backup_ends_before_the_first_missing_ledger() -> None:
+    log = back(60, 61, 51)
+    assert (log.ledger_ids, log.next_seq, log.epoch, log.token) == ([60, 61], 10, 5, "tok")
+    assert (log.rows_truncated, log.deleting, log.segments) == (70, (51,), ())
+    assert end_of(log) == Position(61, 4)
+    assert not log.held
+    assert copied(WHOLE, log, {}, ORIGIN, "x", is_cut_over=False) is None  # no migration changes it
+    assert parse_manifest("orders", pack_manifest(log)) == log
+    with_open = brought_back(WHOLE, ENDS | {62: LedgerEnd(1, 7)}, ORIGIN)
+    assert with_open.extents[-1] == Extent(8, 62, 0, 1, 2, 7)
+
+
+def test_missing_ledgers_at_the_beginning_count_as_truncated() -> None:
+    log = back(61)
+    assert (log.ledger_ids, log.rows_truncated) == ([61], 75)
+    assert log.row_of(7) == WHOLE.row_of(7)
+    none = back()
+    assert (none.extents, none.rows_truncated, end_of(none)) == ((), 79, None)
+
+
+def test_what_follows_a_log_moves_to_its_end() -> None:
+    log = back(60, 61)
+    places = {
+        "old": Position(50, 3),
+        "inside": Position(60, 7),
+        "end": Position(61, 4),
+        "late": Position(61, 5),
+        "lost": Position(62, 7),
+    }
+    cursors = {name: Cursor(name, at, 100, 3, 2) for name, at in places.items()} | {
+        "not": Cursor("not", Position(60, 5), 1)
+    }
+    kept = cursors_brought_back(cursors, WHOLE, log, without="not")
+    at = {name: cursor.position for name, cursor in kept.items()}
+    assert at == places | {"late": Position(61, 4), "lost": Position(61, 4)}
+    assert (kept["inside"], kept["lost"].slot, kept["lost"].token) == (cursors["inside"], 0, 3)
+    assert set(cursors_brought_back(cursors, WHOLE, back(), without="not")) == {"old"}
+    points = [Point(position, 5) for position in places.values()]
+    assert times_brought_back(points, WHOLE, log) == points[:3]

@@ -35,6 +35,7 @@ from bookies.runtime.ports import Runtime
 CURSORS = "cursors/"  # prefix of the names of their records
 TIMES = "log-times/"  # prefix of the records of points in time: see `time_index.py`
 HISTORY = "log-history/"  # prefix of the records of what retentions removed: see `retaining.py`
+MIRRORS = "mirrors/"  # prefix of the records of a mirror's progress: see `client/mirror.py`
 SEQUENCES = "sequences/"  # prefix of the records of numbered entries, which move with a cursor: see `sequenced.py`
 
 
@@ -237,7 +238,7 @@ class LogCursors:
 
         name = self._records.name
         consumers = await repeated(self._runtime, partial(self._driver.record_names, f"{CONSUMERS}{name}/"))
-        own = [prefix + name for prefix in (CURSORS, SEQUENCES, TIMES, HISTORY, LEADERS)]
+        own = [prefix + name for prefix in (CURSORS, SEQUENCES, TIMES, HISTORY, MIRRORS, LEADERS)]
         for record in (*own, *consumers):
             await repeated(self._runtime, partial(attempt, record))
 

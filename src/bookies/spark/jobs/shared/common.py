@@ -48,6 +48,7 @@ _prepared: WeakSet[Any] = WeakSet()
 Holds = Callable[[str, Mapping[str, Any]], bool]
 PLAN, DRY_RUN, RUN = "plan", "dry-run", "run"
 MODES = (PLAN, DRY_RUN, RUN)
+CONTINUED = ("backup", "restore-cluster")  # jobs whose items find out themselves what is done
 ITEMS_AT_ONCE = 4  # per task: small ones mostly wait
 DONE, FAILED, GONE, PARTLY, WAITING = "done", "failed", "gone", "partly", "waiting"
 UNFINISHED = (FAILED, PARTLY, WAITING)  # outcomes that a repetition of the run does not skip
@@ -115,6 +116,11 @@ def ask(uri: str, question: Any) -> Any:
 
     coroutine: Coroutine[Any, Any, Any] = main()
     return runtime.worker().run(coroutine)
+
+
+def now_ms() -> int:
+    """Return the wall time, ms since 1970."""
+    return int(datetime.datetime.now(datetime.UTC).timestamp() * 1000)
 
 
 async def ledger_ids(client: Client) -> list[int]:
@@ -211,7 +217,8 @@ def execute(
         return Run(config, plan, skipped, spark.createDataFrame(_work_table(tasks)))
     rate = None if config.bytes_per_s is None else config.bytes_per_s / cores
     carry = CarryOut(config.uri, config.run_id, work, rate, name)
-    begun = Begun(name, config.run_id, plan, skipped, is_kept=config.directory is not None)
+    is_kept = config.directory is not None or name in CONTINUED
+    begun = Begun(name, config.run_id, plan, skipped, is_kept=is_kept)
     with Progress(spark, begun, is_quiet=config.is_quiet) as progress:
         progress.begin()
         frame = spark.createDataFrame(_work_table(tasks))

@@ -1,0 +1,419 @@
+"""A log that is mirrored to another cluster: two worlds of fake bookies on one virtual loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+from tests.fakes.world import World, play
+
+from bookies.client import mirror as mirroring
+from bookies.client.client import Client
+from bookies.client.mirror import LogMirror, mirror_state, promote, ranges_text, whole_list
+from bookies.encoding.envelope import Record
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerExists,
+    LedgerLocked,
+    LogError,
+    LogExists,
+    LogFenced,
+    LogNotFound,
+)
+from bookies.protocol.log import Position
+from bookies.protocol.log.migration import is_mirror, missing_in
+
+
+def play_two(act: Callable[[World, World, Client, Client], Coroutine[Any, Any, None]], bookie_count: int = 1) -> None:
+    """Run `act` with two clusters and a client of each."""
+
+    async def main(world: World) -> None:
+        other = World(world.loop, bookie_count, seed=2)
+        other.store.name = "other"
+        await other.start()
+        try:
+            await act(world, other, await world.client(), await other.client())
+        finally:
+            await other.stop()
+
+    play(main, bookie_count=bookie_count)
+
+
+async def new_log(client: Client, name: str = "orders", **settings: Any) -> None:
+    await client.log(name).create(ensemble=1, **settings)
+
+
+async def append(client: Client, *values: bytes, name: str = "orders") -> Position:
+    async with client.log(name).lead() as leader:
+        return await leader.append_many(list(values))
+
+
+async def entries(client: Client, name: str = "orders") -> list[tuple[Position, bytes]]:
+    async with client.log(name).open() as reader:
+        return [(entry.position, entry.payload) async for entry in reader.read()]
+
+
+async def mirrored(source: Client, target: Client, steps: int = 3, **options: Any) -> None:
+    async with LogMirror(source, target, "orders") as mirror:
+        await mirror.begin(**options)
+        for _ in range(steps):
+            await mirror.step()
+
+
+def test_a_mirror_has_the_same_entries_at_the_same_positions() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        await append(source, b"one", b"two")
+        async with LogMirror(source, target, "orders") as mirror, source.log("orders").lead() as leader:
+            await mirror.begin()
+            last = await leader.append_many([b"three", b"four", b"five"])
+            assert await mirror.step()
+            assert not await mirror.step()
+            with pytest.raises(LogFenced, match="it is a mirror of"):
+                await append(target, b"not here")
+            with pytest.raises(LogFenced, match="truncate it there"):
+                await target.log("orders").truncate(last)
+            await leader.close()
+            await source.log("orders").move_cursor("web", last)
+            mirror._due_s = 0.0
+            await mirror.step()
+            assert await entries(target) == await entries(source)
+            assert (await target.log("orders").cursors())["web"].position == last
+            state = await mirror_state(target, "orders")
+            assert state is not None
+            assert (state.copied, state.rows_behind, state.seconds_behind(state.at_ms)) == (last.next, 0, 0.0)
+            await source.log("orders").truncate(last)
+            await append(source, b"six")
+            mirror._due_s = 0.0
+            await mirror.step()
+            assert await entries(target) == await entries(source)
+            assert [record.ledger_id async for record in target.ledgers()] == [
+                record.ledger_id async for record in source.ledgers()
+            ]
+
+    play_two(act)
+
+
+def test_a_mirror_continues_after_a_crash_and_copies_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader:
+            await leader.append_many([b"%d" % number for number in range(50)])
+            await mirrored(source, target)
+            written = 0
+            write = mirroring.LogMirror._write
+
+            async def counted(self: LogMirror, growing: Any, batch: Any) -> None:
+                nonlocal written
+                written += len(batch)
+                await write(self, growing, batch)
+
+            monkeypatch.setattr(mirroring.LogMirror, "_write", counted)
+            await leader.append_many([b"more", b"last"])
+            async with LogMirror(source, target, "orders") as first:
+                await first.begin()
+                await first.step()
+                async with LogMirror(source, target, "orders") as second:
+                    await second.begin()
+                    with pytest.raises(LedgerLocked):
+                        await second.step()
+            assert written <= 3
+        await mirrored(source, target)
+        assert await entries(target) == await entries(source)
+
+    play_two(act)
+
+
+def test_the_lead_moves_and_comes_back() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader:
+            await leader.append_many([b"one", b"two"])
+            async with LogMirror(source, target, "orders") as mirror:
+                await mirror.begin()
+                end = await mirror.switch_over("other")
+                mirror._due_s = 0.0
+                with pytest.raises(LogFenced, match="was switched over"):
+                    await mirror.step()
+            with pytest.raises(BookKeeperError):
+                await leader.append(b"too late")
+            assert end is not None
+        with pytest.raises(LogFenced, match="was moved to other"):
+            await append(source, b"too late")
+        third = await append(target, b"three")
+        assert third.ledger_id >= mirroring.IDS_APART
+        async with LogMirror(target, source, "orders") as back:
+            await back.begin()
+            await back.step()
+            assert is_mirror(await source.log("orders").manifest())
+            await back.switch_over("world")
+        await append(source, b"four")
+        assert [value for _, value in await entries(source)] == [b"one", b"two", b"three", b"four"]
+        await mirrored(source, target)
+        assert await entries(target) == await entries(source)
+
+    play_two(act)
+
+
+def test_a_switch_over_waits_for_the_process_that_copies() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with LogMirror(source, target, "orders") as running, source.log("orders").lead() as leader:
+            await running.begin()
+            await leader.append_many([b"one", b"two", b"three"])
+            copying = asyncio.ensure_future(running.run(lambda error: None))
+            await asyncio.sleep(1)
+            async with LogMirror(source, target, "orders") as mirror:
+                await mirror.begin()
+                await mirror.switch_over("other")
+            with pytest.raises(LogFenced, match="was switched over"):
+                await copying
+        assert [value for _, value in await entries(target)] == [b"one", b"two", b"three"]
+
+    play_two(act)
+
+
+def test_what_a_lost_source_had_is_named_to_the_entry() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        leader = await source.log("orders").lead()
+        last = await leader.append_many([b"one", b"two", b"three"])
+        await mirrored(source, target)
+        await leader.append_many([b"lost", b"too"])
+        await leader.close()
+        later = await append(source, b"in another ledger")
+        await promote(target, "orders")
+        with pytest.raises(LogExists, match="is no mirror"):
+            await promote(target, "orders")
+        await append(target, b"next")
+        copied = [value for _, value in await entries(target)]
+        assert copied in ([b"one", b"two", b"next"], [b"one", b"two", b"three", b"next"])
+        first = len(copied) - 1
+        missing = missing_in(await whole_list(source, "orders"), await whole_list(target, "orders"))
+        assert [tuple(one) for one in missing] == [
+            (last.ledger_id, first, 4),
+            (later.ledger_id, 0, 0),
+        ]
+        async with LogMirror(target, source, "orders") as back:
+            with pytest.raises(LogExists, match=rf"only it has {6 - first} entries .*{later.ledger_id}:0.*--drop"):
+                await back.begin()
+            assert not (await source.log("orders").manifest()).held  # refused, and not stopped
+            await back.begin(drops=True)
+            await back.step()
+        await mirrored(target, source)
+        assert await entries(source) == await entries(target)
+        async with source.open(later.ledger_id) as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"in another ledger"]
+
+    play_two(act)
+
+
+def test_a_mirror_that_runs_while_it_is_released_ends() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader, LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await leader.append_many([b"one", b"two"])
+            await mirror.step()
+            await promote(target, "orders")
+            await leader.append_many([b"three", b"four"])
+            mirror._due_s = 0.0
+            with pytest.raises(LogFenced, match="was switched over"):
+                await mirror.step()
+        await append(target, b"own")
+        assert [value for _, value in await entries(target)][-1] == b"own"
+
+    play_two(act)
+
+
+def test_numbers_of_writers_are_known_after_the_switch_over() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source, record_format="envelope")
+        async with source.log("orders").lead() as leader:
+            writer = await source.log("orders").sequenced(leader)
+            await writer.append("shop", 1, [Record(b"one"), Record(b"two")])
+        async with LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await mirror.switch_over("other")
+        async with target.log("orders").lead() as leader:
+            writer = await target.log("orders").sequenced(leader)
+            appended = await writer.append("shop", 2, [Record(b"two"), Record(b"three")])
+            assert appended.repeated == 1
+        assert len(await entries(target)) == 3
+
+    play_two(act)
+
+
+def test_a_bookie_of_the_target_is_replaced() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader, LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await leader.append_many([b"one", b"two"])
+            await mirror.step()
+            [ledger_id] = (await target.log("orders").manifest()).ledger_ids
+            [bookie] = (await target.metadata(ledger_id)).last_ensemble
+            await other.take_down(bookie)
+            await leader.append_many([b"three", b"four"])
+            await leader.close()
+            await mirror.step()
+            fragments = (await target.metadata(ledger_id)).ensembles
+            assert fragments[-1][1] != (bookie,)
+
+    play_two(act, bookie_count=2)
+
+
+def test_logs_that_cannot_be_mirrored_are_refused() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        with pytest.raises(LogNotFound):
+            await LogMirror(source, target, "orders").begin()
+        await new_log(source)
+        with pytest.raises(InvalidArgument, match="the same cluster"):
+            await LogMirror(source, source, "orders").begin()
+        await new_log(target)
+        with pytest.raises(LogExists, match="another log of this name"):
+            await LogMirror(source, target, "orders").begin()
+        await target.log("orders").delete()
+        async with target.create(ensemble=1, ledger_id=0) as writer:
+            await writer.append(b"its own")
+        await append(source, b"one")
+        async with LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            with pytest.raises(LedgerExists, match="creates no ledgers of its own"):
+                await mirror.step()
+        with pytest.raises(LogExists, match="mirror that one, or switch over"):
+            await LogMirror(target, source, "orders").begin()
+
+    play_two(act)
+
+
+def test_a_copy_that_was_ended_by_others_is_copied_again_when_it_was_deleted() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader:
+            await leader.append_many([b"one", b"two"])
+            await mirrored(source, target)
+            [ledger_id] = (await target.log("orders").manifest()).ledger_ids
+            await target.administration().recover(ledger_id)
+            await leader.append_many([b"three", b"four"])
+        async with LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            with pytest.raises(LogError, match=f"ledger {ledger_id} of the mirror was ended after entry"):
+                await mirror.step()
+            await target.delete(ledger_id)
+            await mirror.close()
+            await mirror.step()
+        assert await entries(target) == await entries(source)
+
+    play_two(act)
+
+
+def test_a_deleted_source_leaves_its_mirror() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        await append(source, b"one")
+        async with LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await mirror.step()
+            await source.log("orders").delete()
+            with pytest.raises(LogNotFound):
+                await mirror.step()
+        assert [value for _, value in await entries(target)] == [b"one"]
+
+    play_two(act)
+
+
+def test_ranges_are_text() -> None:
+    from bookies.protocol.log.migration import MissingRange
+
+    assert ranges_text([MissingRange(5, 2, 2)]) == "1 entry (5:2 to 5:2)"
+    assert ranges_text([MissingRange(5, 0, 9)] * 21).startswith("210 entries (5:0 to 5:9, ")
+    assert ranges_text([MissingRange(5, 0, 9)] * 21).endswith(", ...)")
+
+
+async def lived(source: Client, target: Client, rng: Random) -> LogMirror:
+    """Appends, new leaders, rolls, truncations, compactions, and processes of the mirror that stop anywhere."""
+    await new_log(source, record_format="envelope", compaction="key")
+    log = source.log("orders")
+    mirror = LogMirror(source, target, "orders")
+    await mirror.begin()
+    leader: Any = None
+    for number in range(60):
+        choice = rng.choice(["append", "append", "step", "step", "crash", "truncate", "compact"])
+        if choice == "append":
+            records = [Record(b"%d-%d" % (number, each), key=b"%d" % rng.randrange(4)) for each in range(3)]
+            if leader is None or rng.random() < 0.2:  # Another leader takes over.
+                leader = await log.lead(roll_size=rng.choice([200, 1 << 20]))
+            last = await leader.append_many(records)
+            if rng.random() < 0.3:
+                await log.move_cursor("web", last)
+        elif choice == "step":
+            mirror._due_s = rng.choice([0.0, mirror._due_s])
+            await mirror.step()
+        elif choice == "crash":
+            if rng.random() < 0.5:
+                await task_stopped(mirror.step(), rng.randrange(1, 60))
+            await mirror.close()
+            mirror = LogMirror(source, target, "orders")
+            await mirror.begin()
+        elif choice == "truncate" and (listed := await entries(source)):
+            await log.truncate(rng.choice(listed[: len(listed) // 2 + 1])[0], force=True)
+        elif choice == "compact":
+            await log.compact()
+    return mirror
+
+
+async def ledger_ids(client: Client) -> set[int]:
+    return {record.ledger_id async for record in client.ledgers()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mirror_follows_whatever_happens_to_the_log(seed: int) -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        mirror = await lived(source, target, Random(seed))
+        await mirror.switch_over("other")
+        assert await entries(target) == await entries(source)
+        here, there = await source.log("orders").manifest(), await target.log("orders").manifest()
+        assert [extent.seq for extent in there.extents] == [extent.seq for extent in here.extents]
+        assert await source.log("orders").cursors() == await target.log("orders").cursors()
+        assert await ledger_ids(target) == {*there.storages}
+        await append(target, b"next")
+
+    play_two(act)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_source_that_is_lost_at_any_moment_is_compared_to_the_entry(seed: int) -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        mirror = await lived(source, target, Random(seed))
+        await mirror.close()
+        await promote(target, "orders")
+        there = {position for position, _ in await entries(target)}
+        missing = missing_in(await whole_list(source, "orders"), await whole_list(target, "orders"))
+        lost = {position for position, _ in await entries(source)} - there
+        named = {Position(one.ledger_id, entry_id) for one in missing for entry_id in range(one.first, one.last + 1)}
+        assert lost <= named
+        assert not named & there
+        await append(target, b"own")
+        async with LogMirror(target, source, "orders") as back:
+            await back.begin(drops=True)
+            await back.switch_over("world")
+        assert await entries(source) == await entries(target)
+        await append(source, b"here again")
+
+    play_two(act)
+
+
+async def task_stopped(coroutine: Coroutine[Any, Any, Any], turns: int) -> None:
+    """Cancel it after some turns of the loop."""
+    task = asyncio.ensure_future(coroutine)
+    for _ in range(turns):
+        await asyncio.sleep(0.0005)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

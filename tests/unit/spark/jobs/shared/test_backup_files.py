@@ -1,0 +1,134 @@
+"""Files of a backup: runs that are complete, copies that have lost files, what nobody lists. No Spark, no cluster."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from msgspec.structs import replace
+
+from bookies.client.read.offloaded import INDEX
+from bookies.errors import InvalidArgument, ReadFailed
+from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.protocol.ledger.backup import FORMAT, Contents, LedgerCopy, RunManifest, end_name
+from bookies.spark.jobs.shared import backup_files
+from bookies.spark.jobs.shared.backup_files import (
+    DumpFile,
+    complete_copy,
+    contents_of,
+    delete_leftovers,
+    delete_run,
+    lost_copies,
+    metadata_of,
+    name_copy,
+    root_of,
+    runs,
+    write_contents,
+    write_manifest,
+)
+from bookies.spark.write import tier
+
+
+def record(ledger_id: int = 5) -> LedgerMetadata:
+    return LedgerMetadata(ledger_id, 1, 1, 1, ((0, (BookieId("a"),)),), LedgerState.CLOSED, -1, 0, ctime_ms=900)
+
+
+def copied(root: str, attempt: str, ledger_id: int = 5) -> LedgerCopy:
+    """A copy of a ledger without entries: its index is its only file."""
+    directory = f"{backup_files.ledger_directory(root, ledger_id)}{attempt}"
+    index, content = tier.index_of(ledger_id, attempt, [])
+    crc = tier.write_index(directory, index)
+    return LedgerCopy(ledger_id, attempt, 0, 0, content.crc, crc, 1, 900, ((INDEX, len(index.pack())),))
+
+
+def written(root: str, name: str, ended_ms: int, *copies: LedgerCopy) -> RunManifest:
+    dump = DumpFile(root, name)
+    dump.write([{"kind": "cluster", "format": 1}, {"kind": "record", "name": "logs/orders", "data": "x"}])
+    dump.write([{"kind": "end", "lines": 3}])
+    digest = dump.finish()
+    ledgers = write_contents(root, name, Contents(copies, (), ()))
+    manifest = RunManifest(FORMAT, name, "c1", "", 1, ended_ms, len(copies), 0, 0, 0, digest, ledgers)
+    write_manifest(root, manifest)
+    return manifest
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> str:
+    return f"{tmp_path}/safe/c1"
+
+
+def test_a_run_exists_when_its_manifest_does(root: str) -> None:
+    to = root.rpartition("/")[0]
+    with pytest.raises(InvalidArgument, match="has no backup: `bk spark backup"):
+        root_of(to)
+    DumpFile(root, "killed").finish()
+    assert runs(root) == []
+    monday = written(root, "monday", 5, copied(root, "one"))
+    assert runs(root) == [monday]
+    assert root_of(to) == (to, "c1")
+    [item] = metadata_of(root, monday)
+    assert (item.name, item.data) == ("logs/orders", b"x")  # type: ignore[union-attr]
+    assert [copy.attempt for copy in contents_of(root, monday).copies] == ["one"]
+    written(f"{to}/c2", "monday", 5)
+    with pytest.raises(InvalidArgument, match="has backups of clusters c1, c2: move them"):
+        root_of(to)
+    delete_run(root, "monday")
+    assert runs(root) == []
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "ledgers.json"])
+def test_damaged_files_of_a_run_are_refused(root: str, name: str) -> None:
+    manifest = written(root, "monday", 5)
+    path = pathlib.Path(root, "run-monday", name)
+    path.write_bytes(path.read_bytes().replace(b"e", b"E", 1))
+    with pytest.raises(ReadFailed, match=f"{name} is not as run monday wrote it: choose another run"):
+        _ = list(metadata_of(root, manifest)), contents_of(root, manifest)
+    path.unlink()
+    with pytest.raises(ReadFailed, match=f"{name} cannot be read, so choose another run"):
+        _ = list(metadata_of(root, manifest)), contents_of(root, manifest)
+
+
+def test_a_complete_copy_serves_any_run_while_its_files_are_there(root: str) -> None:
+    assert complete_copy(root, record()) is None
+    copy = copied(root, "one")
+    assert complete_copy(root, record()) is None  # killed before it was named
+    name_copy(root, record(), copy)
+    assert complete_copy(root, record()) == copy
+    assert complete_copy(root, record().replace(ctime_ms=901)) is None
+    path = pathlib.Path(root, "ledger-5", end_name(record()))
+    path.write_bytes(path.read_bytes().replace(b'"rows":0', b'"rows":1'))
+    assert complete_copy(root, record()) is None
+    name_copy(root, record(), copy)
+    assert lost_copies(root, [copy, replace(copy, ledger=6)]) == {6}
+    index = pathlib.Path(root, "ledger-5", "one", INDEX)
+    index.write_bytes(index.read_bytes() + b" ")
+    assert lost_copies(root, [copy]) == {5}
+    assert complete_copy(root, record()) is None
+
+
+def test_what_no_run_lists_is_deleted_when_it_is_old(root: str) -> None:
+    to = root.rpartition("/")[0]
+    listed, other = copied(root, "one"), copied(root, "two", 6)
+    written(root, "monday", 5, listed)
+    DumpFile(root, "killed").finish()
+    delete_leftovers(to, "c1", 0.0)
+    assert lost_copies(root, [listed, other]) == set()
+    delete_leftovers(to, "c1", 1e12)
+    assert lost_copies(root, [listed, other]) == {6}
+    assert [path.name for path in pathlib.Path(root).glob("run-*")] == ["run-monday"]
+
+
+def test_a_dump_that_is_not_finished_leaves_nothing(root: str) -> None:
+    dump = DumpFile(root, "monday")
+    dump.write([{"kind": "cluster"}])
+    dump.discard()
+    dump.discard()
+    assert list(pathlib.Path(root, "run-monday").iterdir()) == []
+
+
+def test_files_of_a_copy_are_read_without_the_cluster(root: str) -> None:
+    files = backup_files.opened_files(root, copied(root, "one"))
+    assert files.check().rows == 0
+    damaged = backup_files.opened_files(root, replace(copied(root, "one"), index=1))
+    with pytest.raises(ReadFailed, match="its CRC is not the one"):
+        damaged.check()
