@@ -16,6 +16,7 @@ from bookies.config import BookieConfig
 from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
 from bookies.kernels import Adds, Records, digest, scan_records
 from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.disk import Loss, SimDisk
 from bookies.lab.sim.world.loop import Participant, SimLoop
 from bookies.lab.sim.world.workers import SimWorkers
@@ -219,7 +220,7 @@ class Machine:
         self.config = BookieConfig(
             journal_directories=tuple(f"/journal{number}" for number in range(journals)),
             ledger_directories=tuple(f"/ledgers{number}" for number in range(ledgers)),
-            **(SETTINGS | settings),  # type: ignore[arg-type]
+            **(SETTINGS | settings | ({"ledger_index": "rocksdb"} if __import__("os").environ.get("TRY") and ledgers == 1 else {})),  # type: ignore[arg-type]
         )
 
     def live(self, script: Script, *, crash_at: int | None = None, stops: bool = True) -> bool:
@@ -240,6 +241,7 @@ class Machine:
 
         async def life() -> None:
             store = LedgerStore(runtime, self.config, self.failures.append)
+            store.databases = SimDatabases(self.disk)
             await store.start()
             try:
                 await script(store, self.promises)

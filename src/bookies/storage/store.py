@@ -39,6 +39,8 @@ from bookies.storage.index.limbo import Limbo
 from bookies.storage.index.slot_scans import runs_in_logs
 from bookies.storage.index.slots import merged
 from bookies.storage.offline.offline_bookie import kept_page_size
+from bookies.storage.rocksdb.rocksdb_format import Databases
+from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
 from bookies.storage.scrub import Scrubber
 
 JOURNAL_RETRY_S = 5.0  # seconds between attempts to open a journal whose disk has no space
@@ -76,7 +78,8 @@ class LedgerStore(StoreWrites, StoreReads):
         super().__init__(runtime, config)
         self._on_fatal = on_fatal
         self.activities = Activities(runtime.clock.monotonic)
-        self.observer = StorageObserver()  # may be replaced until `start`
+        self.observer = StorageObserver()  # may be replaced until `start`, as the next
+        self.databases: Databases = RocksDatabases()
         self._running: list[asyncio.Task[None]] = []
         self.collector: CollectionLoop | None = None
         self.scrubber: Scrubber | None = None
@@ -114,7 +117,9 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self._parts is None
         try:
             await self._keep_page_size()
-            self._parts = parts = StorageParts(self._runtime, self._config, self._changed, self._fail, self.activities)
+            self._parts = parts = StorageParts(
+                self._runtime, self._config, self._changed, self._fail, self.activities, self.databases
+            )
             parts.checkpointer.index_writer.observer = parts.removals.observer = self.observer
             self._running.append(parts.checkpointer.start(self._tasks))
             await open_storage(parts, self._events)
@@ -458,7 +463,7 @@ class LedgerStore(StoreWrites, StoreReads):
             "journal_queued_size": sum(journal.queued_size for journal in parts.journals),
             "write_cache_size": parts.cache.size,
             "write_cache_entries": parts.cache.entry_count,
-            "ledgers": len(parts.index.catalog.ledgers),
+            "ledgers": len(parts.index.places.paths),
             "index_dirty_size": parts.index.cache.dirty_size,
             "index_clean_size": parts.index.cache.clean_size,
             "flushes": parts.checkpointer.flusher.times.count,

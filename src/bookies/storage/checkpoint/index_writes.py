@@ -16,7 +16,6 @@ from bookies.storage.checkpoint.indexed_log import IndexedLog
 from bookies.storage.checkpoint.mark_files import Marks
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.entry_log.entry_log import LogLost
-from bookies.storage.index.index_files import remove_index_files
 from bookies.storage.index.index_moves import move_from_crowded
 from bookies.storage.index.index_readers import Readers
 
@@ -44,7 +43,6 @@ class IndexWriter:
         self.failover = failover
         self.observer = StorageObserver()
         self.worker = runtime.workers.start("checkpoint")
-        self._disk = runtime.disk
         self._readers = readers
         self._health = health
         self._events = Events("storage.checkpoint", runtime.clock)
@@ -95,6 +93,7 @@ class IndexWriter:
             # The first log that may have uncounted copies: see `Contents`. Replay writes only after the cut.
             first = cut_id if cut_id >= 0 else index.catalog.uncounted_from
             first = first if log.uncounted_id is None else -1 - log.uncounted_id
+            index.note_versions()
             await index.catalog_writer.settle(marks, first, self.worker)
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
@@ -107,8 +106,7 @@ class IndexWriter:
             paths = {ledger_id: index.path_of(ledger_id) for ledger_id in ledger_ids}
             files = [path for path in paths.values() if path is not None and not self._health.is_failed(path)]
             await index.catalog_writer.forget(ledger_ids, self.worker)
-            await self.worker.run(index.forget_files, files)
-            await self.worker.run(remove_index_files, self._disk, files)
+            await self.worker.run(index.remove_files, files)
             for ledger_id in ledger_ids:
                 index.remove(ledger_id)
         for ledger_id, path in paths.items():

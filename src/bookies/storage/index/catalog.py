@@ -119,10 +119,12 @@ class LogsFound(Struct, frozen=True):
 class Catalog:
     """The expected content of all index files. `is_trusted`: a catalog was found, and all of it could be read.
 
-    `limbo`: ledgers whose header, as it is in memory, says so.
+    `limbo`: ledgers whose header, as it is in memory, says so. `has_ledgers`: the catalog describes the index files; it
+    does not if the index has checksums of its own.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, *, has_ledgers: bool = True) -> None:
+        self.has_ledgers = has_ledgers
         self.is_trusted = False
         self.marks: tuple[LogMark, ...] = ()
         self.uncounted_from = 0  # see `Contents`
@@ -130,6 +132,7 @@ class Catalog:
         self.synced: Synced | None = None  # see `Contents`
         self.torn: dict[int, int] = {}
         self.holes: list[str] = []
+        self.versions: tuple[int, ...] = ()
         self.ledgers: dict[int, Known] = {}
         self.limbo = Limbo()
         self.logs = LogsFound()
@@ -147,11 +150,12 @@ class Catalog:
             return
         self.is_trusted = not contents.problem
         self.holes = contents.holes
-        self.ledgers = contents.ledgers
+        self.ledgers = contents.ledgers if self.has_ledgers else {}
         self.marks = contents.marks
         self.uncounted_from = contents.uncounted_from
         self.synced = contents.synced if self.is_trusted else None  # A lost record may have been newer.
         self.torn = contents.torn
+        self.versions = contents.versions
         if not self.is_trusted:
             for known in self.ledgers.values():
                 known.is_stale = True
@@ -168,6 +172,7 @@ class Catalog:
             self.uncounted_from,
             synced=self.synced,
             torn=self.torn,
+            versions=self.versions,
         )
 
     # -- comparing -----------------------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ class Catalog:
     def is_vouched(self, ledger_id: int) -> bool:
         """Report whether the catalog knows every page of the ledger's file."""
         known = self.ledgers.get(ledger_id)
-        return known is not None and not known.is_partial
+        return not self.has_ledgers or (known is not None and not known.is_partial)
 
     def damage_of(self, ledger_id: int, loaded: LoadedIndex) -> str:
         """Return the damage of a file that its size and its last page reveal; empty if there is none."""
@@ -225,6 +230,8 @@ class Catalog:
     # -- writing -------------------------------------------------------------------------------------------------
     def stage(self, ledger_id: int, change: IndexWrite, header: IndexHeader) -> None:
         """Record that an index file is about to be written. `take` returns what must be durable before."""
+        if not self.has_ledgers:
+            return
         known = self.ledgers.get(ledger_id)
         if known is None:
             known = self.ledgers[ledger_id] = Known(is_partial=not change.is_new)
@@ -305,6 +312,12 @@ class Catalog:
         if torn != self.torn:
             self.torn = dict(torn)
             self._pending.append(layout.pack_torn(torn))
+
+    def note_versions(self, versions: tuple[int, ...]) -> None:
+        """Note how many writes of each database are durable."""
+        if versions != self.versions:
+            self.versions = versions
+            self._pending.append(layout.pack_versions(versions))
 
     def take(self) -> bytes:
         """Return the records to append. Call `give_back` with them when the append fails."""

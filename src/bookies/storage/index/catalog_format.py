@@ -30,7 +30,7 @@ RECORD_SIZE_MAX = 64 << 20  # bytes; a ledger of 10**10 entries in one checkpoin
 
 ANY = -1  # stands for an unknown checksum
 
-LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED, SYNCED, TORN = 1, 2, 3, 4, 5, 6, 7
+LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED, SYNCED, TORN, VERSIONS = 1, 2, 3, 4, 5, 6, 7, 8
 RESET = 1  # flag: the index file is replaced, earlier pages do not count
 PARTIAL = 2  # flag: the file has pages without a known checksum
 
@@ -46,6 +46,8 @@ _PAGE = struct.Struct(">QI")  # number, crc32
 _SYNCED = struct.Struct(">Bqqq16sI")
 _TORN = struct.Struct(">BI")
 _LOG_END = struct.Struct(">qq")
+_VERSIONS = struct.Struct(">BI")
+_VERSION = struct.Struct(">Q")
 
 
 class Known(Struct):
@@ -137,6 +139,9 @@ class Contents(Struct):
 
     `synced`: None if unknown. `torn`: entry log to the byte from which on it does not count: a power failure may have
     torn what was there, and a replay has written it again.
+
+    `versions`: of the databases in place of index files, of each the number of writes that were durable; empty without
+    databases.
     """
 
     page_size: int
@@ -148,6 +153,7 @@ class Contents(Struct):
     has_other_pages: bool = False
     synced: Synced | None = None
     torn: dict[int, int] = field(default_factory=dict)
+    versions: tuple[int, ...] = ()
 
 
 def checksum_of(data: Buffer, page_size: int) -> int:
@@ -213,6 +219,11 @@ def pack_torn(torn: Mapping[int, int]) -> bytes:
     return _record(_TORN.pack(TORN, len(torn)) + b"".join(_LOG_END.pack(*log_end) for log_end in torn.items()))
 
 
+def pack_versions(versions: Sequence[int]) -> bytes:
+    """Pack how many writes of each database are durable; see `Contents`."""
+    return _record(_VERSIONS.pack(VERSIONS, len(versions)) + b"".join(_VERSION.pack(number) for number in versions))
+
+
 def pack_hole(text: str) -> bytes:
     """Pack the loss of a part of a journal. Until it is settled, no unknown ledger is reported as missing."""
     return _record(bytes([HOLE]) + text.encode())
@@ -239,6 +250,8 @@ def pack(contents: Contents) -> Iterator[bytes]:
         yield pack_torn(contents.torn)
     if contents.synced is not None:
         yield pack_synced(contents.synced)
+    if contents.versions:
+        yield pack_versions(contents.versions)
     yield pack_settled(contents.marks, contents.uncounted_from)
 
 
@@ -312,3 +325,5 @@ def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent:
         contents.synced = Synced(log_id, end, greatest_id, marks, run_id)
     elif record_type == TORN:
         contents.torn = dict(_LOG_END.iter_unpack(body[_TORN.size :]))
+    elif record_type == VERSIONS:
+        contents.versions = tuple(number for (number,) in _VERSION.iter_unpack(body[_VERSIONS.size :]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 
 
 class RebuildState(enum.Enum):
@@ -75,9 +76,13 @@ def after(state: RebuildState, event: RebuildEvent) -> RebuildState:
 
 
 class RebuildQueue:
-    """Ledgers whose slots have to be found in the entry logs. `wanted`: set while there are any."""
+    """Ledgers whose slots have to be found in the entry logs. `wanted`: set while there are any.
+
+    `on_damaged`: called for damage of the index that only a start can repair.
+    """
 
     def __init__(self) -> None:
+        self.on_damaged: Callable[[BaseException], None] = lambda error: None
         self.wanted = asyncio.Event()
         self._ledger_ids: dict[int, None] = {}
 
