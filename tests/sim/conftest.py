@@ -220,7 +220,11 @@ class Machine:
         self.config = BookieConfig(
             journal_directories=tuple(f"/journal{number}" for number in range(journals)),
             ledger_directories=tuple(f"/ledgers{number}" for number in range(ledgers)),
-            **(SETTINGS | settings | ({"ledger_index": "rocksdb"} if __import__("os").environ.get("TRY") and ledgers == 1 else {})),  # type: ignore[arg-type]
+            **(
+                SETTINGS
+                | settings
+                | ({"ledger_index": "rocksdb"} if __import__("os").environ.get("TRY") and ledgers == 1 else {})
+            ),  # type: ignore[arg-type]
         )
 
     def live(self, script: Script, *, crash_at: int | None = None, stops: bool = True) -> bool:
