@@ -86,13 +86,13 @@ class OpenDatabases:
     def open(self, versions: Sequence[int], *, is_new: bool, may_be_cut: bool) -> OpenedDatabases:
         """Open the databases, replacing those that are damaged.
 
-        `versions`: of `locations` and `ledgers` as noted, empty without a note. `is_new`: missing databases are no
+        `versions`: of `locations` and `ledgers` as `versions` returned them, empty without a note. `is_new`: missing databases are no
         damage. `may_be_cut`: this bookie has written last, so what a power failure has torn was written after
         `versions`, and the journal has it. Raises: DirectoryInUse, StorageError, OSError.
         """
         opened = OpenedDatabases()
         for number, path in enumerate(self._paths):
-            noted = versions[number] if versions else 0
+            noted = tuple(versions[2 * number : 2 * number + 2])
             database, problem = self._opened(path, noted, is_new=is_new, may_be_cut=may_be_cut)
             if problem:
                 opened.lost[posixpath.basename(path)] = problem
@@ -106,7 +106,7 @@ class OpenDatabases:
             opened.paths, opened.uncertain = {}, {}
         return opened
 
-    def _opened(self, path: str, noted: int, *, is_new: bool, may_be_cut: bool) -> tuple[Database, str]:
+    def _opened(self, path: str, noted: Sequence[int], *, is_new: bool, may_be_cut: bool) -> tuple[Database, str]:
         """Return (the database, why it is an empty one)."""
         problem = ""
         if self._disk.exists(path + REBUILD):
@@ -118,10 +118,12 @@ class OpenDatabases:
         else:
             try:
                 database = self._database(path, may_be_cut=may_be_cut)
-                if (version := database.version()) >= noted:
+                identity, changes = database.version()
+                if not noted or (identity == noted[0] and changes >= noted[1]):
                     return database, ""
                 database.close()
-                problem = f"it ends at change {version:,} of {noted:,}"
+                is_same = identity == noted[0]
+                problem = f"it ends at change {changes:,} of {noted[1]:,}" if is_same else "it is another database"
             except CorruptRecord as error:
                 problem = str(error)
         return self._replaced(path, problem), problem
@@ -187,7 +189,7 @@ class OpenDatabases:
 
     def versions(self) -> tuple[int, ...]:
         """Return the versions of both databases."""
-        return tuple(database.version() for database in self._open)
+        return tuple(number for database in self._open for number in database.version())
 
     def checked(self, call: Callable[..., T], *arguments: object) -> T:
         """Return the call's result. Raises IndexDamaged in place of CorruptRecord; then the next start rebuilds."""

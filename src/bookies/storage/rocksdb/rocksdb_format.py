@@ -88,8 +88,8 @@ class Writer(Protocol):
 class Database(Lookup, Protocol):
     """A database in use. One worker writes; any may read. All calls raise CorruptRecord for damage."""
 
-    def version(self) -> int:
-        """Return the number of changes so far. It never decreases."""
+    def version(self) -> tuple[int, int]:
+        """Return (a number that identifies the database, its changes so far). The latter never decreases."""
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys, in batches."""

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -152,11 +153,13 @@ class RocksDatabase:
                 raise DirectoryInUse(f"{path} is in use by another process: {error}") from error
             raise _error(path, error) from error
         self._is_open = True
+        with open(os.path.join(path, "IDENTITY"), "rb") as file:
+            self._identity = zlib.crc32(file.read())
         _sync_directory(path)
         _sync_directory(os.path.dirname(path) or ".")
 
-    def version(self) -> int:
-        return int(self._database.latest_sequence_number())
+    def version(self) -> tuple[int, int]:
+        return self._identity, int(self._database.latest_sequence_number())
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys. Raises CorruptRecord."""

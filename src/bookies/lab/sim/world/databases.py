@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -65,19 +66,20 @@ class SimWriter:
 class SimDatabase(SimReader):
     """A database in use."""
 
-    def __init__(self, disk: Disk, path: str, *, may_be_cut: bool) -> None:
+    def __init__(self, disk: SimDisk, path: str, *, may_be_cut: bool) -> None:
         self._path = path
         if not disk.exists(path):
-            disk.replace_bytes(path, pack({}))
+            disk.replace_bytes(path, pack({}, disk.random.getrandbits(32)))
         pairs, self._version, self._end = _read(disk.read_bytes(path), path, may_be_cut=may_be_cut)
         super().__init__(pairs)
+        self._identity = int(disk.read_bytes(path)[len(MAGIC) : len(MAGIC) + 8], 16)
         self._file = disk.open(path, "r+")
         self._file.truncate(self._end)
         self._is_open = True
 
-    def version(self) -> int:
-        """Return the number of batches so far, and of the keys before them."""
-        return self._version
+    def version(self) -> tuple[int, int]:
+        """Return (its identity, the number of batches so far)."""
+        return self._identity, self._version
 
     def _check(self) -> None:
         if not self._is_open:
@@ -176,9 +178,9 @@ class SimDatabases:
         self._disk.remove_directory(path)
 
 
-def pack(pairs: dict[bytes, bytes]) -> bytes:
+def pack(pairs: dict[bytes, bytes], identity: int = 0) -> bytes:
     """Return the file of a database with these pairs."""
-    return MAGIC + b"\n" + (_line(pairs, ()) if pairs else b"")
+    return MAGIC + b"%08x\n" % identity + (_line(pairs, ()) if pairs else b"")
 
 
 def parse(data: bytes) -> dict[bytes, bytes]:
@@ -197,11 +199,11 @@ def _read(data: bytes, path: str, *, may_be_cut: bool = False) -> tuple[dict[byt
 
     `may_be_cut`: the first damaged line is the end.
     """
-    start = MAGIC + b"\n"
-    if not data.startswith(start):
+    start = re.match(MAGIC + b"[0-9a-f]{8}\n", data)
+    if start is None:
         raise CorruptRecord("it is no database", path=path, offset=0)
     pairs: dict[bytes, bytes] = {}
-    version, at = 0, len(start)
+    version, at = 0, start.end()
     while (end := data.find(b"\n", at) + 1) > 0:
         line = data[at : end - 1]
         if line[:8] != b"%08x" % zlib.crc32(line[9:]):
