@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 from typing import cast
 
@@ -12,7 +13,7 @@ import pytest
 from tests.fakes.adds import add_to
 from tests.fakes.copies import copies_of
 
-from bookies.config import BookieConfig
+from bookies.config import LEDGER_INDEXES, BookieConfig
 from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
 from bookies.kernels import Adds, Records, digest, scan_records
 from bookies.lab.sim.world.cluster import SimClock
@@ -220,11 +221,7 @@ class Machine:
         self.config = BookieConfig(
             journal_directories=tuple(f"/journal{number}" for number in range(journals)),
             ledger_directories=tuple(f"/ledgers{number}" for number in range(ledgers)),
-            **(
-                SETTINGS
-                | settings
-                | ({"ledger_index": "rocksdb"} if __import__("os").environ.get("TRY") and ledgers == 1 else {})
-            ),  # type: ignore[arg-type]
+            **(SETTINGS | settings),  # type: ignore[arg-type]
         )
 
     def live(self, script: Script, *, crash_at: int | None = None, stops: bool = True) -> bool:
@@ -297,9 +294,16 @@ class Machine:
         assert not self.disk.open_files, f"left open: {self.disk.open_files}"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module with `BOTH_INDEXES_BUT` on index files and on databases, but for those it names."""
+    but = getattr(metafunc.module, "BOTH_INDEXES_BUT", None)
+    if but is not None and "machine" in metafunc.fixturenames and metafunc.function.__name__ not in but:
+        metafunc.parametrize("machine", LEDGER_INDEXES, indirect=True)
+
+
 @pytest.fixture
-def machine() -> type[Machine]:
-    return Machine
+def machine(request: pytest.FixtureRequest) -> Callable[..., Machine]:
+    return partial(Machine, ledger_index=getattr(request, "param", "files"))
 
 
 @pytest.fixture
