@@ -309,7 +309,7 @@ SERVER: tuple[Row, ...] = (
         "gcEntryLogMetadataCacheEnabled gcEntryLogMetadataCachePath useTargetEntryLogSizeForGc localScrubRateLimit",
     ),
     Unused(
-        "RocksDB, and Apache's read cache: the index is in files here, and the page cache is the read cache",
+        "RocksDB's options are fixed here, and the page cache is the read cache",
         "dbStorage_readAheadCacheMaxSizeMb dbStorage_readAheadCacheBatchSize "
         "dbStorage_readAheadCacheBatchBytesSize dbStorage_maxThrottleTimeMs dbStorage_rocksDB_blockCacheSize "
         "dbStorage_rocksDB_writeBufferSizeMB dbStorage_rocksDB_sstSizeInMB dbStorage_rocksDB_blockSize "

@@ -71,15 +71,16 @@ class LedgerStore(StoreWrites, StoreReads):
     """The storage of one bookie. All calls on the loop's thread.
 
     `on_fatal` is called at most once, when the storage cannot answer any more; the process should end. Until `start`
-    has returned, only `abort` may be called.
+    has returned, only `abort` may be called. `databases`: of an index in databases; may be replaced until `start`.
     """
+
+    databases: Databases = RocksDatabases()
 
     def __init__(self, runtime: Runtime, config: BookieConfig, on_fatal: Callable[[BaseException], None]) -> None:
         super().__init__(runtime, config)
         self._on_fatal = on_fatal
         self.activities = Activities(runtime.clock.monotonic)
-        self.observer = StorageObserver()  # may be replaced until `start`, as the next
-        self.databases: Databases = RocksDatabases()
+        self.observer = StorageObserver()  # may be replaced until `start`
         self._running: list[asyncio.Task[None]] = []
         self.collector: CollectionLoop | None = None
         self.scrubber: Scrubber | None = None

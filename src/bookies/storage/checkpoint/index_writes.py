@@ -93,7 +93,6 @@ class IndexWriter:
             # The first log that may have uncounted copies: see `Contents`. Replay writes only after the cut.
             first = cut_id if cut_id >= 0 else index.catalog.uncounted_from
             first = first if log.uncounted_id is None else -1 - log.uncounted_id
-            index.note_versions()
             await index.catalog_writer.settle(marks, first, self.worker)
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:

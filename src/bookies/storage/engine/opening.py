@@ -25,7 +25,7 @@ from bookies.runtime.ports import Disk
 from bookies.storage.checkpoint.failover import Note, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
 from bookies.storage.disks.durable_files import replace_copies
-from bookies.storage.engine.opening_databases import open_databases, rebuild_lost
+from bookies.storage.engine.opening_databases import note_uncertain, open_databases, rebuild_lost
 from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.storage_parts import StorageParts
@@ -45,6 +45,7 @@ from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
 from bookies.storage.journal.journal_trailer import SIZE_MAX, find_group
 from bookies.storage.journal.log_marks import find_marks
+from bookies.storage.rocksdb.database_files import OpenedDatabases
 
 ROOM_MIN = 1 << 20  # bytes required in addition to the entries: headers, pages, names
 
@@ -67,19 +68,13 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     catalog = await worker.run(parts.index.catalog_writer.file.load, returned)
     found_marks = await worker.run(checkpointer.mark_files.read)
     opened = await open_databases(parts, catalog, found_marks, events)
-    indexes = sorted(directories.indexes, key=lambda path: path in returned)  # files elsewhere are newer
-    paths = opened.paths if parts.databases is not None else await worker.run(find_index_files, runtime.disk, indexes)
-    paths = await parts.removals.load(paths, worker)
-    for error in parts.removals.files.damaged:
-        events.error("storage.removals_damaged", path=error.path, error=error, consequence="its ledgers are kept")
-    if leftovers := parts.removals.leftovers:
-        names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
-        events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
+    paths = await _remaining_paths(parts, opened, returned, events)
     lost, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
-    parts.index.adopt_files(paths, catalog, parts.removals.is_deleted, opened.uncertain)
+    parts.index.adopt_files(paths, catalog, parts.removals.is_deleted)
+    note_uncertain(parts, opened)
     parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, parts.index.catalog.unsettled()))
     parts.index.catalog.logs = await worker.run(_skip_lost_logs, parts, paths, lost)
     marks = await worker.run(_marks_of, parts, found_marks, lost)
@@ -135,6 +130,24 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
         await checkpointer.log.cover_all()
+
+
+async def _remaining_paths(
+    parts: StorageParts, opened: OpenedDatabases, returned: Sequence[str], events: Events
+) -> dict[int, str]:
+    """Return the paths of the ledgers, without those that a crash has left of deleted ones. Raises: OSError."""
+    worker, indexes = parts.checkpointer.worker, parts.directories.indexes
+    paths = opened.paths
+    if parts.databases is None:
+        indexes = sorted(indexes, key=lambda path: path in returned)  # files elsewhere are newer
+        paths = await worker.run(find_index_files, parts.runtime.disk, indexes)
+    paths = await parts.removals.load(paths, worker)
+    for error in parts.removals.files.damaged:
+        events.error("storage.removals_damaged", path=error.path, error=error, consequence="its ledgers are kept")
+    if leftovers := parts.removals.leftovers:
+        names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
+        events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
+    return paths
 
 
 async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bool, lacks_ledgers: bool) -> None:

@@ -47,6 +47,15 @@ def _open(parts: StorageParts, catalog: Contents | None, marks: Sequence[Sequenc
     return parts.databases.open(versions, is_new=is_new, may_be_cut=is_own and bool(versions))
 
 
+def note_uncertain(parts: StorageParts, opened: OpenedDatabases) -> None:
+    """Note the ledgers in limbo, and continue rebuilding those that a process has left unfinished."""
+    for ledger_id, header in opened.uncertain.items():
+        if ledger_id in parts.index.places.paths:
+            parts.index.catalog.limbo.follow(ledger_id, header)
+            if header.is_rebuilding:
+                parts.index.rebuilds.want(ledger_id)
+
+
 async def rebuild_lost(parts: StorageParts, opened: OpenedDatabases) -> None:
     """Have ledgers rebuilt whose locations or data were lost. Raises: StorageError, OSError."""
     index = parts.index

@@ -137,7 +137,6 @@ class Catalog:
         self.limbo = Limbo()
         self.logs = LogsFound()
         self._page_size = page_size
-        self._absent = layout.checksum_of(b"", page_size)
         self._pending: list[bytes] = []
 
     def adopt(self, contents: Contents | None) -> None:
@@ -213,9 +212,8 @@ class Catalog:
             return f"it ends at byte {loaded.size:,}, within its header or a page"
         if known is None:
             return str(loaded.problem or "")
-        needed = [
-            page for page, checksum in known.pages.items() if checksum != self._absent and page not in known.older
-        ]
+        absent = layout.absent_checksum(self._page_size)
+        needed = [page for page, checksum in known.pages.items() if checksum != absent and page not in known.older]
         last = max(needed, default=-1)
         if last >= 0 and loaded.size < page_offset(last + 1, self._page_size):
             return f"it ends at byte {loaded.size:,}, before page {last}"
@@ -239,7 +237,7 @@ class Catalog:
             known.reset()
         checksums = [(page, layout.checksum_of(data, self._page_size)) for page, data in change.pages]
         for page, checksum in checksums:
-            known.expect(page, checksum, self._absent)
+            known.expect(page, checksum, layout.absent_checksum(self._page_size))
         known.header = layout.trimmed(header)
         flags = (layout.PARTIAL if known.is_partial else 0) | (layout.RESET if change.is_new else 0)
         self._pending.append(layout.pack_ledger(ledger_id, header, checksums, flags))

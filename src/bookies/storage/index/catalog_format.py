@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -160,6 +161,12 @@ def checksum_of(data: Buffer, page_size: int) -> int:
     """Return the crc32 of a page. Missing bytes at its end count as zeros."""
     checksum = zlib.crc32(data)
     return zlib.crc32(bytes(page_size - len(data)), checksum) if len(data) < page_size else checksum
+
+
+@cache
+def absent_checksum(page_size: int) -> int:
+    """Return the crc32 of a page without slots."""
+    return checksum_of(b"", page_size)
 
 
 def page_size_of(header: bytes) -> int | None:

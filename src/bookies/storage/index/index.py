@@ -25,7 +25,6 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -90,16 +89,9 @@ class LedgerIndex:
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     def adopt_files(
-        self,
-        paths: dict[int, str],
-        contents: Contents | None,
-        is_deleted: Callable[[int], bool] = lambda _: False,
-        uncertain: Mapping[int, layout.IndexHeader] = MappingProxyType({}),
+        self, paths: dict[int, str], contents: Contents | None, is_deleted: Callable[[int], bool] = lambda _: False
     ) -> None:
-        """Take over the files and the catalog found at the start. `is_deleted`: the ledger was removed on purpose.
-
-        `uncertain`: headers of uncertain ledgers that the catalog does not have.
-        """
+        """Take over the files and the catalog found at the start. `is_deleted`: the ledger was removed on purpose."""
         self.places.paths = paths
         self.catalog.adopt(contents)
         if contents is not None and not self.catalog.is_trusted:
@@ -112,10 +104,6 @@ class LedgerIndex:
             if ledger_id not in paths:
                 self.file_missing(ledger_id)
             elif header is not None and header.is_rebuilding:
-                self.rebuilds.want(ledger_id)
-        for ledger_id, header in uncertain.items():
-            self.catalog.limbo.follow(ledger_id, header)
-            if header.is_rebuilding:
                 self.rebuilds.want(ledger_id)
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
@@ -239,7 +227,7 @@ class LedgerIndex:
             except FileNotFoundError:
                 pass  # `_loaded` handles it
             except (OSError, IndexDamaged) as error:
-                self._note_damage(error)
+                self.rebuilds.note_damage(error)
                 if ledger_id not in self.places.abandoned:
                     raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
             # Awaiting a future that is done does not yield, so its callback may not have run.
@@ -391,10 +379,6 @@ class LedgerIndex:
             for key in [key for key in self._loading_pages if key[0] == ledger_id]:
                 del self._loading_pages[key]
 
-    def note_versions(self) -> None:
-        """Note how many writes of the databases are durable. No write is in progress."""
-        self.catalog.note_versions(self._files.versions())
-
     def remove_files(self, paths: Sequence[str]) -> None:
         """Remove the files at these paths durably. On the checkpoint's worker. Raises: OSError, SyncFailed."""
         self._files.remove(paths)
@@ -436,7 +420,7 @@ class LedgerIndex:
             except FileNotFoundError:
                 pass  # `_page_loaded` handles it
             except (OSError, IndexDamaged) as error:
-                self._note_damage(error)
+                self.rebuilds.note_damage(error)
                 if not ledger.is_deleted:
                     raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
         if slots is None or ledger.is_deleted:
@@ -500,7 +484,7 @@ class LedgerIndex:
                     self._change(ledger, error.page)  # The page in memory is intact: write it again.
                 await self.slots(ledger, error.page * self.slots_per_page, 1)  # loads and checks the page
             except (OSError, IndexDamaged) as error:
-                self._note_damage(error)
+                self.rebuilds.note_damage(error)
                 if ledger.path != path or ledger.is_deleted:
                     continue  # The file has moved, or was removed with the ledger.
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
@@ -572,10 +556,6 @@ class LedgerIndex:
         if self.cache.change(ledger, number):
             self._dirty[ledger.ledger_id] = ledger
 
-    def _note_damage(self, error: Exception) -> None:
-        if isinstance(error, IndexDamaged):
-            self.rebuilds.on_damaged(error)
-
     # -- writing -------------------------------------------------------------------------------------------------
     @property
     def is_pressed(self) -> bool:
@@ -636,6 +616,7 @@ class LedgerIndex:
             for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):
                 has_saved_rebuilt |= self._written(ledger, change, file_size)
             self.cache.evict()
+        self.catalog.note_versions(self._files.versions())
         if self._files.stray_count:
             await worker.run(self._files.tidy, self.places.health.is_failed)
         return has_saved_rebuilt

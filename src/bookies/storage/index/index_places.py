@@ -17,8 +17,8 @@ class IndexPlaces:
     """Path of each ledger's index file. `directories`: of index files, the first one for files that are missing.
 
     `new_files`: returns a reader or writer of them. `paths`: of existing files, and of those that are rebuilt.
-    `abandoned`: paths in failed directories, of ledgers that are not rebuilt yet. `moving`: paths of files that the next
-    write replaces in another directory.
+    `abandoned`: paths in failed directories, of ledgers that are not rebuilt yet. `moving`: paths of files that the
+    next write replaces in another directory.
     """
 
     def __init__(

@@ -13,6 +13,8 @@ import asyncio
 import enum
 from collections.abc import Callable
 
+from bookies.storage.index.index_files import IndexDamaged
+
 
 class RebuildState(enum.Enum):
     """The slots of a ledger that memory and file have."""
@@ -85,6 +87,11 @@ class RebuildQueue:
         self.on_damaged: Callable[[BaseException], None] = lambda error: None
         self.wanted = asyncio.Event()
         self._ledger_ids: dict[int, None] = {}
+
+    def note_damage(self, error: Exception) -> None:
+        """Report an error if it is such damage."""
+        if isinstance(error, IndexDamaged):
+            self.on_damaged(error)
 
     def want(self, ledger_id: int) -> None:
         self._ledger_ids[ledger_id] = None

@@ -46,8 +46,8 @@ LIMBO_TAG = b"\x28"  # of the field `limbo` in a ledger's data
 class OpenedDatabases(Struct):
     """The content of the databases at the start.
 
-    `paths`: of all ledgers, by id; see `path_of`. `uncertain`: headers of ledgers in limbo or rebuilding. `lost`: by the
-    name of a database, why it is empty now. `needs_check`: Apache's integrity check has not finished, or a hole was
+    `paths`: of all ledgers, by id; see `path_of`. `uncertain`: headers of ledgers in limbo or rebuilding. `lost`: by
+    the name of a database, why it is empty now. `needs_check`: Apache's integrity check has not finished, or a hole was
     noted.
     """
 
@@ -86,9 +86,9 @@ class OpenDatabases:
     def open(self, versions: Sequence[int], *, is_new: bool, may_be_cut: bool) -> OpenedDatabases:
         """Open the databases, replacing those that are damaged.
 
-        `versions`: of `locations` and `ledgers` as `versions` returned them, empty without a note. `is_new`: missing databases are no
-        damage. `may_be_cut`: this bookie has written last, so what a power failure has torn was written after
-        `versions`, and the journal has it. Raises: DirectoryInUse, StorageError, OSError.
+        `versions`: of `locations` and `ledgers` as `versions` returned them, empty without a note. `is_new`: missing
+        databases are no damage. `may_be_cut`: this bookie has written last, so what a power failure has torn was
+        written after `versions`, and the journal has it. Raises: DirectoryInUse, StorageError, OSError.
         """
         opened = OpenedDatabases()
         for number, path in enumerate(self._paths):
