@@ -191,8 +191,9 @@ def test_a_failed_write_of_a_database_ends_the_process_and_loses_nothing(load: A
     async def script(store: LedgerStore, promises: Any) -> None:
         await promises.add(store, 5, {0: body(5, 0)})
         machine.disk.fail("fdatasync", name, lambda: OSError(28, "No space left on device"))
-        with pytest.raises(StorageError, match="the journal has what was not written"):
-            await store.checkpoint()
+        for _ in range(2):
+            with pytest.raises(StorageError, match="the journal has what was not written"):
+                await store.checkpoint()
 
     assert machine.live(script, stops=False)
     machine.disk.faults.clear()

@@ -73,6 +73,7 @@ class OpenDatabases:
     def __init__(self, disk: Disk, databases: Databases, directory: str) -> None:
         self.directory = directory
         self.has_flag = False
+        self._failure: SyncFailed | None = None  # of a write; no other follows
         self._disk = disk
         self._databases = databases
         self._paths = rocksdb_format.paths_in(directory)
@@ -216,12 +217,17 @@ class OpenDatabases:
     ) -> None:
         """Write to the database of this name; see `Database.write`. Raises SyncFailed: the process must end."""
         number = rocksdb_format.NAMES.index(name)
+        if self._failure is not None:
+            raise self._failure
         try:
             self.checked(self._open[number].write, keys, values, deleted)
-        except IndexDamaged:
+        except IndexDamaged as error:
+            self._failure = error
             raise
         except StorageError as error:
-            raise SyncFailed(self._paths[number], f"{error}; the journal has what was not written") from error
+            problem = f"{error}; the journal has what was not written"
+            self._failure = SyncFailed(self._paths[number], problem)
+            raise self._failure from error
 
     def close(self) -> None:
         """Close the databases. Idempotent."""
