@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
-from bookies.errors import CorruptRecord, DataUnknown, LedgerUnknownToBookie, ReadFailed, StorageError
+from bookies.errors import CorruptRecord, DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.lab.sim.world.databases import pack, parse
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
@@ -198,6 +198,27 @@ def test_a_failed_write_of_a_database_ends_the_process_and_loses_nothing(load: A
     assert machine.live(script, stops=False)
     machine.disk.faults.clear()
     machine.crash(PROCESS_DIES)
+    machine.check()
+
+
+@pytest.mark.parametrize("name", [LOCATIONS, LEDGERS])
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_full_disk_is_tried_again(load: Any, body: Any, name: str, is_partial: bool) -> None:
+    machine = made()
+    assert machine.live(load)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 5, {0: body(5, 0)})
+        machine.disk.fail("pwrite", name, lambda: DiskFull("no space left on device"), is_partial=is_partial)
+        with pytest.raises(DiskFull):
+            await store.checkpoint()
+        await promises.check(store)
+        await promises.add(store, 5, {1: body(5, 1)})
+        await store.checkpoint()
+
+    assert machine.live(script, stops=False)
+    assert not machine.failures
+    machine.crash(NOTHING_SURVIVES)
     machine.check()
 
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 import posixpath
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct, field
 
-from bookies.errors import CorruptRecord, StorageError
+from bookies.errors import CorruptRecord, DiskFull, StorageError
 from bookies.runtime.ports import Buffer, Disk
 from bookies.storage.disks.durable_files import SyncFailed, replace_bytes, unlink_all
 from bookies.storage.identity.index_kind import LOCATIONS
@@ -74,15 +75,12 @@ class OpenDatabases:
         self.directory = directory
         self.has_flag = False
         self._failure: SyncFailed | None = None  # of a write; no other follows
+        self._refused: set[int] = set()  # numbers of databases that a full disk has stopped
+        self._written: list[tuple[int, int]] = []  # their versions after the last write
         self._disk = disk
         self._databases = databases
         self._paths = rocksdb_format.paths_in(directory)
         self._open: list[Database] = []
-
-    @property
-    def exist(self) -> bool:
-        """Report whether any of the databases is there."""
-        return any(map(self._databases.exists, self._paths))
 
     def open(self, versions: Sequence[int], *, is_new: bool, may_be_cut: bool) -> OpenedDatabases:
         """Open the databases, replacing those that are damaged.
@@ -99,11 +97,13 @@ class OpenDatabases:
                 opened.lost[posixpath.basename(path)] = problem
             self._open.append(database)
         self.locations, self.ledgers = self._open
+        self._written = [database.version() for database in self._open]
         try:
             self._read_ledgers(opened)
         except CorruptRecord as error:
             opened.lost[LEDGERS] = str(error)
             self._open[1] = self.ledgers = self._replaced(self._paths[1], str(error))
+            self._written[1] = self.ledgers.version()
             opened.paths, opened.uncertain = {}, {}
         return opened
 
@@ -215,12 +215,21 @@ class OpenDatabases:
         values: Sequence[bytes] = (),
         deleted: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Write to the database of this name; see `Database.write`. Raises SyncFailed: the process must end."""
+        """Write to the database of this name; see `Database.write`.
+
+        Raises: DiskFull, after which it may be tried again; SyncFailed: the process must end.
+        """
         number = rocksdb_format.NAMES.index(name)
         if self._failure is not None:
             raise self._failure
         try:
+            if number in self._refused:
+                self._reopen(number)
             self.checked(self._open[number].write, keys, values, deleted)
+            self._written[number] = self._open[number].version()
+        except DiskFull:
+            self._refused.add(number)
+            raise
         except IndexDamaged as error:
             self._failure = error
             raise
@@ -228,6 +237,16 @@ class OpenDatabases:
             problem = f"{error}; the journal has what was not written"
             self._failure = SyncFailed(self._paths[number], problem)
             raise self._failure from error
+
+    def _reopen(self, number: int) -> None:
+        """Open a database again that a full disk has stopped. A read meanwhile fails. Raises StorageError."""
+        path = self._paths[number]
+        self._open[number].close()
+        self._open[number] = self.checked(partial(self._database, path, may_be_cut=True))
+        self.locations, self.ledgers = self._open
+        if self._open[number].version() < self._written[number]:
+            raise self.damaged(CorruptRecord("the last writes are missing", path=path, offset=0))
+        self._refused.remove(number)
 
     def close(self) -> None:
         """Close the databases. Idempotent."""
@@ -316,7 +335,7 @@ class DatabaseFiles(IndexFiles):
     def write(self, writes: Sequence[IndexWrite]) -> list[int]:
         """Make all changes durable: locations, then ledger data. Return the sizes that files would have.
 
-        Raises SyncFailed: the process must end.
+        Raises: DiskFull, after which it may be tried again; SyncFailed: the process must end.
         """
         keys: list[bytes] = []
         values: list[bytes] = []

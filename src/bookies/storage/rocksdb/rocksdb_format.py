@@ -105,7 +105,7 @@ class Database(Lookup, Protocol):
     ) -> None:
         """Delete these ranges [start, stop), then put keys: all of it durably, or none.
 
-        Raises StorageError, after which the database must not be used.
+        Raises: DiskFull, after which it has to be opened again; StorageError: it is unknown what is durable.
         """
 
     def close(self) -> None:

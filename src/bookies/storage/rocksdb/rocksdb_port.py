@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, StorageError
+from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, DiskFull, StorageError
 
 PIECE_COUNT = 10_000  # keys fetched at once
 _CONFIGURATION = "rocksdict-config.json"  # a file of the binding
@@ -201,7 +201,7 @@ class RocksDatabase:
     def write(
         self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
-        """Do as `Database.write`. Raises: CorruptRecord, StorageError."""
+        """Do as `Database.write`. Raises: CorruptRecord, DiskFull, StorageError."""
         batch = self._binding.WriteBatch(raw_mode=True)
         for start, stop in deleted:
             batch.delete_range(start, stop)
@@ -209,9 +209,14 @@ class RocksDatabase:
             batch[key] = value
         try:
             self._database.write(batch)
-            self._sync_log()
         except Exception as error:
+            if "No space left" in str(error):
+                raise DiskFull(f"{self._path}: {error}") from error
             raise _error(self._path, error) from error
+        try:
+            self._sync_log()
+        except OSError as error:
+            raise StorageError(f"{self._path}: sync failed: {error}") from error
 
     def _sync_log(self) -> None:
         """Sync the write-ahead logs. One that is missing by now is in tables, which RocksDB has synced."""

@@ -12,7 +12,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from bookies.errors import CorruptRecord, StorageError
+from bookies.errors import CorruptRecord, DiskFull, StorageError
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.runtime.ports import Disk
 
@@ -76,6 +76,7 @@ class SimDatabase(SimReader):
         self._file = disk.open(path, "r+")
         self._file.truncate(self._end)
         self._is_open = True
+        self._is_refusing = False  # since a full disk has stopped it
 
     def version(self) -> tuple[int, int]:
         """Return (its identity, the number of batches so far)."""
@@ -106,13 +107,17 @@ class SimDatabase(SimReader):
     def write(
         self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
-        """Append a batch and sync it. Raises StorageError."""
+        """Append a batch and sync it. Raises: DiskFull, StorageError."""
         self._check()
+        assert not self._is_refusing, "it has to be opened again"
         puts = dict(zip(keys, values, strict=True))
         line = _line(puts, deleted)
         try:
             self._file.pwrite(line, self._end)
             self._file.fdatasync()
+        except DiskFull:
+            self._is_refusing = True
+            raise
         except (OSError, StorageError) as error:
             raise StorageError(f"{self._path}: {error}") from error
         self._end += len(line)
