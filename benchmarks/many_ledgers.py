@@ -158,9 +158,9 @@ def main() -> int:
             try:
                 cluster.start()
                 results[system] = measure(cluster, arguments.ledgers, arguments.rounds)
+                print(system, {name: figure_text(value) for name, value in results[system].items()}, flush=True)
             finally:
                 cluster.stop()
-        print(system, {name: figure_text(value) for name, value in results[system].items()}, flush=True)
     print(f"\n{'':32}" + "".join(f"{system:>14}" for system in results))
     for name in next(iter(results.values())):
         print(f"{name:32}" + "".join(f"{figure_text(figures[name]):>14}" for figures in results.values()))
