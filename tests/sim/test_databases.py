@@ -10,12 +10,14 @@ from tests.fakes.records import BOOKIE, FakeRecords
 from bookies.errors import CorruptRecord, DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.lab.sim.world.databases import pack, parse
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.identity import lost_directories
 from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.database_files import DAMAGED, REBUILD, WIDE
 from bookies.storage.store import LedgerStore
 
 from .conftest import KEY, Machine
+from .test_lost_disks import check as check_after_loss
 
 CURRENT = "/ledgers0/current"
 LOCATIONS, LEDGERS = rocksdb_format.paths_in(CURRENT)
@@ -308,3 +310,25 @@ def test_another_kind_of_index_is_refused_with_both_ways_out(load: Any) -> None:
     assert not machine.disk.exists(LOCATIONS)
     assert not machine.disk.open_files
     machine.check()
+
+
+@pytest.mark.parametrize("lost", [["/ledgers0"], ["/journal0"], ["/journal0", "/ledgers0"]])
+def test_a_start_after_the_loss_of_a_directory_denies_nothing_wherever_it_crashes(load: Any, lost: list[str]) -> None:
+    begun = made()
+    assert begun.live(load, stops=False)
+    begun.crash(PROCESS_DIES)
+    for path in lost:
+        begun.disk.lose_directory(path, is_empty=True)
+    losses = tuple(lost_directories.Loss(path, "mark", is_replaced=True) for path in lost)
+    kept = [path for path in ("/journal0", "/ledgers0") if path not in lost]
+    lost_directories.write(begun.disk, b"cookie", kept, lost_directories.Uses(losses, False, (), tuple(lost)))
+    fresh = begun.copies()
+    number, has_ended = 0, False
+    while not has_ended:
+        machine = fresh()
+        has_ended = machine.live(check_after_loss, crash_at=number, stops=False)
+        machine.crash((PROCESS_DIES, NOTHING_SURVIVES)[number % 2])
+        assert machine.live(check_after_loss)
+        assert machine.live(check_after_loss)
+        assert not machine.failures
+        number += 5
