@@ -14,7 +14,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-zones example spark-cluster docs dist release clean
+.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-ledgers bench-zones example spark-cluster docs dist release clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -146,6 +146,10 @@ bench-logs: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 bench-logs: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.logs $(ARGS)
 	@$(if $(findstring --logs,$(ARGS)),true,$(BIN)/python -m benchmarks.dlogs $(JAVA_ARGS))
+
+bench-ledgers: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
+bench-ledgers: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.many_ledgers $(ARGS)
 
 bench-spark: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python benchmarks/spark.py $(ARGS)

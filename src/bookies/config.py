@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from bookies.errors import ConfigError
 from bookies.model import FRAME_SIZE_MAX
-from bookies.units import parse_duration, parse_size
+from bookies.units import parse_number
 
 T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
@@ -33,6 +33,8 @@ UNITS = {  # of a setting, by the end of its name
 EXAMPLES = {"ms": "600000 or 10m", "s": "600 or 10m", "bytes": "67108864 or 64m", "percent": "40"}
 PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
+ROCKSDB = "rocksdb"
+LEDGER_INDEXES = ("files", ROCKSDB)
 # Settings of both sides.
 TLS_KEY = "PEM file with the private key of tls_certificate; empty: in the same file"
 TLS_KEY_PASSWORD = "file with the password of tls_key, or of a key store in tls_certificate; empty: no password"
@@ -197,6 +199,9 @@ class BookieConfig(HttpConfig):
     entry_log_size_max: int = setting(1 << 30, "roll the entry log at this size, bytes", low=MIB, high=1 << 30)
     entry_log_cached_size: int = setting(
         256 * MIB, "newest bytes of entry logs kept in the page cache; older ones are read from the device", low=0
+    )
+    ledger_index: str = setting(
+        "files", "files: an index file for each ledger; rocksdb: the databases of Apache's DbLedgerStorage"
     )
     index_page_size: int = setting(8192, "index page of a new bookie, bytes; an existing bookie keeps its size", low=64)
     index_cache_size: int = setting(32 * MIB, "index pages in memory, bytes", low=MIB)
@@ -553,6 +558,13 @@ def _validate_directories(config: BookieConfig) -> None:
             known = spelled.setdefault(posixpath.normpath(directory), directory)
             if known != directory:
                 raise ConfigError(f"{known} and {directory} are one directory: write it in one way only")
+    if config.ledger_index not in LEDGER_INDEXES:
+        raise ConfigError(f"ledger_index = {config.ledger_index!r}: must be one of {', '.join(LEDGER_INDEXES)}")
+    if config.ledger_index == ROCKSDB and len(config.ledger_directories) + len(config.index_directories[1:]) > 1:
+        raise ConfigError(
+            "ledger_index = rocksdb serves one ledger directory and one index directory: convert the index with "
+            "`bk bookie convert --to index-files`, and use files"
+        )
     for directory in spelled:
         for other, as_given in spelled.items():
             if f"{directory}/".startswith(f"{posixpath.join(other, 'current')}/"):
@@ -666,7 +678,7 @@ def parse_value(default: Any, text: str, name: str) -> Any:
             return tuple(part for part in text.split(",") if part)
         if isinstance(default, bool):
             return SWITCHES[text.lower()]
-        return _number(text, unit_of(name.lower())) if isinstance(default, int) else text
+        return parse_number(text, unit_of(name.lower())) if isinstance(default, int) else text
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{name}={text!r}: {_wanted(default, text, unit_of(name.lower()))}") from error
 
@@ -684,17 +696,3 @@ def _wanted(default: Any, value: object, unit: str) -> str:
     number = re.fullmatch(r"([0-9]+) *%", str(value))
     example = number[1] if number else EXAMPLES.get(unit)
     return f"no whole number{f' of {unit}' if unit else ''}{f'; write {example}' if example else ''}"
-
-
-def _number(text: str, unit: str) -> int:
-    """Return a whole number, or a duration or size with a unit in that of the setting. Raises ValueError."""
-    value: float | None = None
-    if unit == "bytes":
-        value = parse_size(text)
-    elif unit in ("ms", "s") and (seconds := parse_duration(text)) is not None:
-        value = seconds * (1000 if unit == "ms" else 1)
-    if value is None:
-        return int(text)
-    if value != round(value):
-        raise ValueError(f"{text} is no whole number of {unit}")
-    return round(value)

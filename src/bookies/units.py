@@ -39,6 +39,20 @@ def parse_size(text: str) -> int | None:
     return None if match is None else int(match["number"]) * _BYTES[match["unit"]]
 
 
+def parse_number(text: str, unit: str) -> int:
+    """Return a whole number of `unit`, given as digits or as a duration or size with a unit. Raises ValueError."""
+    value: float | None = None
+    if unit == "bytes":
+        value = parse_size(text)
+    elif unit in ("ms", "s") and (seconds := parse_duration(text)) is not None:
+        value = seconds * (1000 if unit == "ms" else 1)
+    if value is None:
+        return int(text)
+    if value != round(value):
+        raise ValueError(f"{text} is no whole number of {unit}")
+    return round(value)
+
+
 def size_text(size: float) -> str:
     """Return a number of bytes with its unit, B to GiB: 1,536 is `1.5 KiB`."""
     return _size_text(size, 1024, ("B", "KiB", "MiB", "GiB"))

@@ -147,6 +147,56 @@ def convert(target: str) -> None:
     assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
 
 
+def in_place(script: Callable[[LedgerStore], Awaitable[None]], *, stops: bool = True) -> None:
+    """Our storage on Apache's databases, as they are; without `stops` the process dies."""
+
+    async def main() -> None:
+        config = config_of(OsDisk(), "ledgers")
+        assert config.ledger_index == "rocksdb"
+        store = LedgerStore(aio.runtime(), config, lambda error: pytest.fail(repr(error)))
+        await store.start()
+        try:
+            await script(store)
+            if stops:
+                await store.stop()
+        finally:
+            store.abort()
+
+    aio.run(main())
+
+
+@pytest.mark.parametrize("more", [{}, {"dbStorage_directIOEntryLogger": "true"}], ids=["normal", "direct"])
+def test_databases_in_place_there_and_back(
+    more: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zookeeper").mkdir()
+    settings = {"ledgerDirectories": "ledgers", **(DIRECT if more else {})}
+
+    async def first_life(store: LedgerStore) -> None:
+        await check_at_ours(store, 0)
+        await write_to_ours(store, 100)
+
+    async def second_life(store: LedgerStore) -> None:
+        for first in (0, 100, 200):
+            await check_at_ours(store, first)
+        assert not store.limbo
+        await write_to_ours(store, 300)
+        await store.checkpoint()
+
+    with apache_bookie(tmp_path, "rocksdb", **settings) as bookie:
+        write_to_apache(bookie, 0)
+    in_place(first_life)
+    with apache_bookie(tmp_path, "rocksdb", **settings) as bookie:
+        for first in (0, 100):
+            check_at_apache(bookie, first)
+        write_to_apache(bookie, 200)
+    in_place(second_life, stops=False)
+    with apache_bookie(tmp_path, "rocksdb", **settings) as bookie:
+        for first in (200, 300):
+            check_at_apache(bookie, first)
+
+
 DIRECT = {
     "dbStorage_directIOEntryLogger": "true",
     "dbStorage_directIOEntryLoggerTotalWriteBufferSizeMB": 16,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pathlib
 import tarfile
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.golden.test_ledger_store import (
 )
 
 from bookies.admin import cli
+from bookies.config import BookieConfig
+from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
 from bookies.storage.offline import inspection
 from bookies.storage.rocksdb import rocksdb_format
@@ -153,6 +156,48 @@ def test_on_the_way_back_the_journal_is_replayed_first(bookie: str) -> None:
         header = rocksdb_format.parse_ledger_data(bytes.fromhex(headers[f"{ledger_id:016x}"]), "", ledger_id)
         assert header.is_fenced == (ledger["fenced"] or ledger_id == FENCED_IN_JOURNAL_ONLY)
         assert header.explicit_lac.hex() == ledger["explicitLacBody"]
+
+
+def serve_in_place(script: Callable[[LedgerStore], Awaitable[None]]) -> None:
+    """Start on the directories here, with the databases as they are; run the script; stop."""
+
+    async def main() -> None:
+        config = BookieConfig(journal_directories=("journal",), ledger_directories=("ledgers",), ledger_index="rocksdb")
+        store = LedgerStore(aio.runtime(), config, lambda error: pytest.fail(repr(error)))
+        await store.start()
+        try:
+            await script(store)
+            await store.stop()
+        finally:
+            store.abort()
+
+    aio.run(main())
+
+
+@pytest.mark.parametrize("bookie", CASES, indirect=True)
+def test_serves_databases_in_place_and_gives_them_back(bookie: str) -> None:
+    expected = expected_of(bookie)
+
+    async def check(store: LedgerStore) -> None:
+        for ledger in expected["ledgers"]:
+            await check_ledger(store, ledger, bookie)
+
+    async def probe(store: LedgerStore) -> None:
+        for ledger in expected["ledgers"]:
+            if ledger["addProbe"] is not None and ledger["ledger"] != FENCED_IN_JOURNAL_ONLY:
+                key = bytes.fromhex(ledger["masterKey"])
+                outcome = await probe_add(store, ledger["ledger"], key, 5_000)
+                assert (outcome == "LedgerFenced") is ledger["fenced"], f"ledger {ledger['ledger']}: {outcome}"
+
+    serve_in_place(check)
+    if bookie in CLEAN:
+        for path, rows in json.loads((GOLDEN / bookie / "rocksdb.json").read_text()).items():
+            assert content(path) == rows
+    serve_in_place(check)
+    serve_in_place(probe)
+    left = files_in(pathlib.Path("ledgers/current"))
+    assert not [path for path in left if path.endswith((".idx", ".json", ".rebuild", "DIRTY"))]
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files"]) == 0
 
 
 @pytest.mark.parametrize("bookie", ["db-v6-clean"], indirect=True)

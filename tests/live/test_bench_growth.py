@@ -24,3 +24,17 @@ def test_every_figure_is_printed(tmp_path: pathlib.Path) -> None:
     assert result["entries replayed"] == 200
     assert all(value >= 0 for value in result.values())
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.live
+def test_both_kinds_of_index_are_in_one_table(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("rocksdict")
+    command = [sys.executable, "-m", "bookies.admin.cli", "bench", "storage", "--growth", "--index", "both"]
+    command += ["--ledgers", "60", "--open-ledgers", "20", "--entries", "2000"]
+    environment = os.environ | {"BK_BENCH_DIRECTORY": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][-2:] == ["files", "rocksdb"]
+    files, databases = next(line[1:] for line in lines if line[0] == "files")
+    assert int(databases) < int(files)
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"

@@ -6,10 +6,10 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.databases import FakeDatabases, pack, parse
 from tests.fakes.examples import scaled
 
 from bookies.config import BookieConfig
+from bookies.lab.sim.world.databases import SimDatabases, pack, parse
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
@@ -49,7 +49,7 @@ def test_there_and_back(found: dict[int, tuple[IndexHeader, set[int]]], count: i
         disk.put(f"{name}/current/locations", pack(before[name][0]))
         disk.put(f"{name}/current/ledgers", pack(before[name][1]))
     for kind in (ToIndexFiles, ToRocks):
-        conversion = kind(disk, FakeDatabases(disk), config, lambda *_: None)
+        conversion = kind(disk, SimDatabases(disk), config, lambda *_: None)
         conversion.open()
         survey = conversion.survey()
         assert survey.entries == sum(len(entries) for _, entries in found.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 from typing import cast
 
@@ -12,10 +13,11 @@ import pytest
 from tests.fakes.adds import add_to
 from tests.fakes.copies import copies_of
 
-from bookies.config import BookieConfig
+from bookies.config import LEDGER_INDEXES, BookieConfig
 from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
 from bookies.kernels import Adds, Records, digest, scan_records
 from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.disk import Loss, SimDisk
 from bookies.lab.sim.world.loop import Participant, SimLoop
 from bookies.lab.sim.world.workers import SimWorkers
@@ -240,6 +242,7 @@ class Machine:
 
         async def life() -> None:
             store = LedgerStore(runtime, self.config, self.failures.append)
+            store.databases = SimDatabases(self.disk)
             await store.start()
             try:
                 await script(store, self.promises)
@@ -291,9 +294,16 @@ class Machine:
         assert not self.disk.open_files, f"left open: {self.disk.open_files}"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module with `BOTH_INDEXES_BUT` on index files and on databases, but for those it names."""
+    but = getattr(metafunc.module, "BOTH_INDEXES_BUT", None)
+    if but is not None and "machine" in metafunc.fixturenames and metafunc.function.__name__ not in but:
+        metafunc.parametrize("machine", LEDGER_INDEXES, indirect=True)
+
+
 @pytest.fixture
-def machine() -> type[Machine]:
-    return Machine
+def machine(request: pytest.FixtureRequest) -> Callable[..., Machine]:
+    return partial(Machine, ledger_index=getattr(request, "param", "files"))
 
 
 @pytest.fixture

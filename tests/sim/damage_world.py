@@ -39,6 +39,7 @@ SPREAD = dataclasses.replace(
     journal_directories=("/journal0", "/journal1"),
     ledger_directories=("/ledgers0", "/ledgers1", "/ledgers2"),
 )
+IN_DATABASES = dataclasses.replace(damage.CONFIG, ledger_index="rocksdb")
 COMPACTING = dataclasses.replace(
     damage.CONFIG,
     entry_log_size_max=1 << 12,
@@ -152,7 +153,10 @@ def _while_compacting() -> Base:
     return replace(base, files=disk.files(), versions=[*base.versions, base.files])
 
 
-WORLDS = ("stopped", "killed", "apache-stopped", "apache-killed", "spread", "failed", "compacting")
+WORLDS = (
+    *("stopped", "killed", "apache-stopped", "apache-killed", "spread", "failed", "compacting"),
+    *("rocksdb-stopped", "rocksdb-killed", "apache-rocksdb"),
+)
 
 
 @cache
@@ -162,6 +166,12 @@ def worlds() -> dict[str, World]:
     others = _with_identity(damage.build("other", is_clean=False, skip=1), "b2", 9).files
     spread = _with_identity(damage.build("spread", is_clean=False, config=SPREAD), "b1", 5)
     spread_others = damage.build("other", is_clean=False, skip=1, config=SPREAD).files
+    in_databases = [
+        _with_identity(damage.build("sweep", is_clean=is_clean, config=IN_DATABASES), "b1", 5)
+        for is_clean in (True, False)
+    ]
+    other_databases = damage.build("other", is_clean=False, skip=1, config=IN_DATABASES)
+    database_others = _with_identity(other_databases, "b2", 9).files
     made = [
         World("stopped", stopped, others),
         World("killed", killed, others),
@@ -170,6 +180,9 @@ def worlds() -> dict[str, World]:
         World("spread", spread, spread_others),
         World("failed", _after_failure(), spread_others),
         World("compacting", _while_compacting(), others),
+        World("rocksdb-stopped", in_databases[0], database_others),
+        World("rocksdb-killed", in_databases[1], database_others),
+        World("apache-rocksdb", _apache(in_databases[0]), _as_apache(database_others)),
     ]
     assert tuple(world.name for world in made) == WORLDS
     return {world.name: world for world in made}

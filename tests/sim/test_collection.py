@@ -30,6 +30,7 @@ from bookies.storage.store import LedgerStore
 Body = Callable[..., bytes]
 KEY = b"k" * 20
 QUARANTINE_MS = 60_000
+BOTH_INDEXES_BUT: set[str] = set()
 
 
 async def put(

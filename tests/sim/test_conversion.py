@@ -11,15 +11,15 @@ from random import Random
 
 import pytest
 from tests.fakes.copies import copies_of
-from tests.fakes.databases import FakeDatabases, pack, parse
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
+from bookies.lab.sim.world.databases import SimDatabases, pack, parse
 from bookies.lab.sim.world.disk import LOSSES, SimDisk
 from bookies.lab.sim.world.loop import Crashed
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.entry_log.log_usage import find_logs
-from bookies.storage.identity.index_kind import RECORD, refuse_unconverted
+from bookies.storage.identity.index_kind import RECORD, check_kind
 from bookies.storage.index import catalog_format, index_format
 from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.offline import inspection
@@ -71,7 +71,7 @@ def apache_bookie(*, flags: int = 0) -> SimDisk:
 
 def run(disk: SimDisk, kind: type[Conversion]) -> None:
     """All of it, or what an earlier try left to be done."""
-    conversion = kind(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
+    conversion = kind(disk, SimDatabases(disk), CONFIG, lambda *_: None)
     try:
         conversion.open()
         if conversion.restart():
@@ -131,7 +131,7 @@ def test_there_and_back() -> None:
     assert in_index_files(disk) == LEDGERS
     assert [path for path in disk.files() if path.endswith(".log")] == ["a/current/0.log", "b/current/1.log"]
     assert disk.read_bytes("a/current/locations").startswith(b"The index is in index files now")
-    refuse_unconverted(disk, ["a/current", "b/current"])
+    check_kind(disk, ["a/current", "b/current"], is_rocksdb=False)
     with pytest.raises(StorageError, match="nothing to convert"):
         run(disk, ToIndexFiles)
     with pytest.raises(StorageError, match="was set aside"):
@@ -143,7 +143,7 @@ def test_there_and_back() -> None:
 
 
 def discard(disk: SimDisk) -> None:
-    conversion = ToIndexFiles(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
+    conversion = ToIndexFiles(disk, SimDatabases(disk), CONFIG, lambda *_: None)
     conversion.open()
     assert conversion.discard_old() >= 2
     assert conversion.discard_old() == 0
@@ -212,7 +212,7 @@ def test_index_directories_of_their_own() -> None:
     before = disk.files()
     config = dataclasses.replace(CONFIG, index_directories=("x", "y"))
     for kind in (ToIndexFiles, ToRocks):
-        conversion = kind(disk, FakeDatabases(disk), config, lambda *_: None)
+        conversion = kind(disk, SimDatabases(disk), config, lambda *_: None)
         conversion.open()
         conversion.convert(conversion.survey())
         conversion.discard_old()
@@ -236,7 +236,7 @@ def test_a_log_is_copied_where_it_cannot_be_linked() -> None:
     assert not disk.exists("b/current/1.log.converting")
     disk.fail("link", "1.log", lambda: OSError(errno.EXDEV, "another file system"))
     disk.devices = {"b": 1}
-    conversion = ToRocks(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
+    conversion = ToRocks(disk, SimDatabases(disk), CONFIG, lambda *_: None)
     conversion.open()
     survey = conversion.survey() if conversion.restart() else None
     conversion.close()
@@ -290,14 +290,14 @@ def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
             step = read_step(disk, "a/current")
             if step is None or step.step != SWITCH:
                 # The old index counts still, or the new one does already.
-                is_new = FakeDatabases(disk).exists("b/current/locations") == (kind is ToRocks)
+                is_new = SimDatabases(disk).exists("b/current/locations") == (kind is ToRocks)
                 switched += is_new
                 assert (read_new if is_new else read_old)(disk) == LEDGERS
                 if is_new:
                     continue
             if step is not None:
                 with pytest.raises(StorageError, match="is incomplete"):
-                    refuse_unconverted(disk, ["a/current", "b/current"])
+                    check_kind(disk, ["a/current", "b/current"], is_rocksdb=False)
             run(disk, kind)
             assert read_new(disk) == LEDGERS
             assert not disk.exists(f"a/current/{RECORD}")
@@ -316,7 +316,7 @@ def test_cancelled_before_the_switch() -> None:
     assert disk.files() != files
     with pytest.raises(StorageError, match="a conversion to index-files is in progress"):
         run(disk, ToRocks)
-    conversion = ToIndexFiles(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
+    conversion = ToIndexFiles(disk, SimDatabases(disk), CONFIG, lambda *_: None)
     conversion.open()
     conversion.cancel()
     conversion.close()
@@ -327,7 +327,7 @@ def test_cancelled_before_the_switch() -> None:
 def test_entries_that_cannot_be_read_are_named_and_kept() -> None:
     disk = apache_bookie()
     disk.flip_bit("a/current/0.log", 1024 + 4 + 15)  # the entry id of the first record
-    conversion = ToIndexFiles(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
+    conversion = ToIndexFiles(disk, SimDatabases(disk), CONFIG, lambda *_: None)
     conversion.open()
     survey = conversion.survey()
     assert (survey.damaged_count, survey.damaged) == (1, [(2, 0)])
@@ -344,7 +344,7 @@ def test_an_unfinished_integrity_check_makes_everything_uncertain_and_comes_back
     assert catalog_format.parse(disk.read_bytes("a/current/index.catalog"), 64).holes
     discard(disk)
     run(disk, ToRocks)
-    assert rocksdb_format.needs_integrity_check(FakeDatabases(disk).read("a/current/ledgers"))
+    assert rocksdb_format.needs_integrity_check(SimDatabases(disk).read("a/current/ledgers"))
 
 
 def test_deleted_ledgers_are_left_out() -> None:
@@ -352,7 +352,7 @@ def test_deleted_ledgers_are_left_out() -> None:
     ledgers = parse(disk.read_bytes("a/current/ledgers"))
     del ledgers[rocksdb_format.pack_key(2)]
     disk.put("a/current/ledgers", pack(ledgers))
-    conversion = ToIndexFiles(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
+    conversion = ToIndexFiles(disk, SimDatabases(disk), CONFIG, lambda *_: None)
     conversion.open()
     assert conversion.survey().orphans == 5
     conversion.close()
@@ -394,4 +394,4 @@ def test_what_is_refused() -> None:
         run(disk, ToRocks)
     config = BookieConfig(journal_directories=("j",), ledger_directories=("a", "b"), index_directories=("i",))
     with pytest.raises(StorageError, match="pairs"):
-        ToIndexFiles(disk, FakeDatabases(disk), config, lambda *_: None).open()
+        ToIndexFiles(disk, SimDatabases(disk), config, lambda *_: None).open()

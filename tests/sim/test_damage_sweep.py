@@ -37,6 +37,10 @@ UNSEEN = {
     ("apache-*", ".idx", "flipped"): "Index files without a catalog",
     ("apache-killed", ".txn", "*"): "Journals without trailers",
     ("apache-killed", "lastMark", "*"): "A mark without a second copy",
+    ("apache-rocksdb", "l*s", "cut"): "Databases without a catalog",
+    ("apache-rocksdb", "l*s", "overwritten"): "Databases without a catalog",
+    ("apache-rocksdb", "l*s", "older"): "Databases without a catalog",
+    ("apache-rocksdb", "l*s", "swapped"): "Databases without a catalog",
     ("failed", ".log", "removed"): "Entry logs of a directory that was away",
     ("failed", ".log", "swapped"): "Entry logs of a directory that was away",
 }

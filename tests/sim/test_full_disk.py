@@ -16,6 +16,7 @@ from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 MIB = 1 << 20
+BOTH_INDEXES_BUT: set[str] = set()
 
 
 def write(body: Body, count: int, size: int = 5000) -> Any:

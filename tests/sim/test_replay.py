@@ -16,6 +16,7 @@ from bookies.storage.store import LedgerStore
 Body = Callable[..., bytes]
 KEY = b"k" * 20
 SECTOR = 512
+BOTH_INDEXES_BUT: set[str] = set()
 
 
 def journal(*records: bytes, cut_at: int | None = None) -> bytes:

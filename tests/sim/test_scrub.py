@@ -31,6 +31,11 @@ SIZES = {1: 300, 2: 700, 3: 400, 4: 200, 5: 40}
 PASS_S = 3600.0
 SEEDS = int(os.environ.get("BK_SCRUB_SEEDS", "1"))  # of the tests that draw what they damage
 WAYS = (*LOSSES, PROCESS_DIES)
+BOTH_INDEXES_BUT = {
+    "test_a_directory_that_cannot_be_listed_holds_up_nothing_else",
+    "test_a_crash_takes_neither_progress_nor_findings",
+    "test_damage_of_the_index_is_rebuilt_and_of_the_journal_made_superfluous",
+}
 
 
 def body_of(ledger_id: int, entry_id: int, version: int = 0) -> bytes:

@@ -30,7 +30,7 @@ SWEPT_PROFILES = (
     *("limits", "checkpoints", "passwords", "health", "collecting", "recovery", "recovery-small"),
     *("emptied", "emptied-writers", "emptied-bookies", "transactions", "operations"),
     *("retention", "turns", "numbers"),
-    *("hostile", "offloading", "lost-disks", "traced"),
+    *("hostile", "offloading", "lost-disks", "traced", "databases"),
 )
 
 

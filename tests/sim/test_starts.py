@@ -14,6 +14,7 @@ from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 JOURNALS = ("/journal0/current", "/journal1/current")
+BOTH_INDEXES_BUT: set[str] = set()
 
 
 def swap(made: Any) -> None:

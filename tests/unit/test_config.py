@@ -24,6 +24,8 @@ from bookies.spark.base.options import client_config
         ({"ledger_directories": ()}, "ledger_directories is empty"),
         ({"ledger_directories": ("a,b",)}, "'a,b' cannot be a directory"),
         ({"index_directories": ("",)}, "'' cannot be a directory"),
+        ({"ledger_index": "rocks"}, "ledger_index = 'rocks': must be one of files, rocksdb"),
+        ({"ledger_index": "rocksdb", "ledger_directories": ("/l", "/m")}, "serves one ledger directory"),
     ],
 )
 def test_directories_in_each_others_way(settings: dict[str, Any], problem: str) -> None:
@@ -37,6 +39,7 @@ def test_directories_in_each_others_way(settings: dict[str, Any], problem: str) 
     [
         {},
         {"journal_directories": ("/x",), "ledger_directories": ("/x",), "index_directories": ("/x",)},
+        {"ledger_index": "rocksdb", "ledger_directories": ("/x",), "index_directories": ("/y",)},
         {"journal_directories": ("/x/journal",), "ledger_directories": ("/x",)},
         {"journal_directories": ("/x/current2",), "ledger_directories": ("/x",)},
     ],

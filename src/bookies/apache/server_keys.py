@@ -13,6 +13,7 @@ from bookies.apache.table import (
     Row,
     Unused,
     disk_percent,
+    kind_of_index,
     mebibytes,
     metadata_rows,
     milliseconds,
@@ -56,6 +57,12 @@ SERVER: tuple[Row, ...] = (
     Mapped("persistBookieStatusEnabled", "persist_bookie_status", switch),
     Mapped("nettyMaxFrameSizeBytes", "frame_size_max", number),
     Mapped("maxBatchReadSize", "batch_read_size_max", number),
+    Mapped(
+        "ledgerStorageClass",
+        "ledger_index",
+        kind_of_index,
+        "DbLedgerStorage: rocksdb, which needs a single ledger directory; any other class: files",
+    ),
     # -- journal, entry logs, indexes
     Mapped("journalMaxSizeMB", "journal_size_max", mebibytes),
     Mapped("journalMaxBackups", "journal_backups_max", number),
@@ -173,16 +180,6 @@ SERVER: tuple[Row, ...] = (
         ("",),
         "ignored: any user who may read the directories may start the bookie; let only the intended user own them",
         Level.DANGER,
-    ),
-    Different(
-        "ledgerStorageClass",
-        (
-            "",
-            f"{_PACKAGE}bookie.sortedledgerstorage",
-            f"{_PACKAGE}bookie.interleavedledgerstorage",
-        ),
-        "directories with a RocksDB index have to be converted: stop Apache's bookie, `bk bookie convert DIR --to "
-        "index-files`, then start this one; the key itself has no effect",
     ),
     Different(
         "journalFormatVersionToWrite",
@@ -312,7 +309,7 @@ SERVER: tuple[Row, ...] = (
         "gcEntryLogMetadataCacheEnabled gcEntryLogMetadataCachePath useTargetEntryLogSizeForGc localScrubRateLimit",
     ),
     Unused(
-        "RocksDB, and Apache's read cache: the index is in files here, and the page cache is the read cache",
+        "RocksDB's options are fixed here, and the page cache is the read cache",
         "dbStorage_readAheadCacheMaxSizeMb dbStorage_readAheadCacheBatchSize "
         "dbStorage_readAheadCacheBatchBytesSize dbStorage_maxThrottleTimeMs dbStorage_rocksDB_blockCacheSize "
         "dbStorage_rocksDB_writeBufferSizeMB dbStorage_rocksDB_sstSizeInMB dbStorage_rocksDB_blockSize "

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from bookies.apache.properties import items_of
-from bookies.config import MIB, SWITCHES
+from bookies.config import MIB, ROCKSDB, SWITCHES
 from bookies.errors import ConfigError
 from bookies.settings import Given, Layer
 
@@ -111,6 +111,11 @@ def text(value: str) -> str:
 
 def names(value: str) -> tuple[str, ...]:
     return items_of(value)
+
+
+def kind_of_index(value: str) -> str:
+    """Convert the class of Apache's storage."""
+    return ROCKSDB if value.endswith("DbLedgerStorage") else "files"
 
 
 def switch(value: str) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from bookies.config import BookieConfig
+from bookies.config import ROCKSDB, BookieConfig
 from bookies.errors import ConfigError, CookieExists, CookieMismatch, CookieNotFound
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
@@ -23,7 +23,7 @@ from bookies.runtime.ports import Disk, Lock
 from bookies.storage.disks.directories import current
 from bookies.storage.identity import admission, cookie, lost_directories
 from bookies.storage.identity.admission import Decision
-from bookies.storage.identity.index_kind import refuse_unconverted
+from bookies.storage.identity.index_kind import check_kind
 from bookies.storage.identity.lost_directories import Uses
 
 _ANY_HOST = ("", "0.0.0.0", "::")
@@ -104,7 +104,7 @@ async def admit(
     if config.allow_storage_expansion:
         # F-2: databases place each ledger by the number of directories, so no cookie may allow another number.
         indexes = config.index_directories or config.ledger_directories
-        refuse_unconverted(disk, [current(directory) for directory in indexes])
+        check_kind(disk, [current(directory) for directory in indexes], is_rocksdb=config.ledger_index == ROCKSDB)
     *others, stored = stored_cookies or (None,)
     master = cookie.master_cookie(config, bookie_id, instance_id)
     data = None if stored is None else stored_cookies[stored][0]

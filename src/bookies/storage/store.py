@@ -39,6 +39,8 @@ from bookies.storage.index.limbo import Limbo
 from bookies.storage.index.slot_scans import runs_in_logs
 from bookies.storage.index.slots import merged
 from bookies.storage.offline.offline_bookie import kept_page_size
+from bookies.storage.rocksdb.rocksdb_format import Databases
+from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
 from bookies.storage.scrub import Scrubber
 
 JOURNAL_RETRY_S = 5.0  # seconds between attempts to open a journal whose disk has no space
@@ -69,8 +71,10 @@ class LedgerStore(StoreWrites, StoreReads):
     """The storage of one bookie. All calls on the loop's thread.
 
     `on_fatal` is called at most once, when the storage cannot answer any more; the process should end. Until `start`
-    has returned, only `abort` may be called.
+    has returned, only `abort` may be called. `databases`: of an index in databases; may be replaced until `start`.
     """
+
+    databases: Databases = RocksDatabases()
 
     def __init__(self, runtime: Runtime, config: BookieConfig, on_fatal: Callable[[BaseException], None]) -> None:
         super().__init__(runtime, config)
@@ -114,7 +118,9 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self._parts is None
         try:
             await self._keep_page_size()
-            self._parts = parts = StorageParts(self._runtime, self._config, self._changed, self._fail, self.activities)
+            self._parts = parts = StorageParts(
+                self._runtime, self._config, self._changed, self._fail, self.activities, self.databases
+            )
             parts.checkpointer.index_writer.observer = parts.removals.observer = self.observer
             self._running.append(parts.checkpointer.start(self._tasks))
             await open_storage(parts, self._events)
@@ -458,7 +464,7 @@ class LedgerStore(StoreWrites, StoreReads):
             "journal_queued_size": sum(journal.queued_size for journal in parts.journals),
             "write_cache_size": parts.cache.size,
             "write_cache_entries": parts.cache.entry_count,
-            "ledgers": len(parts.index.catalog.ledgers),
+            "ledgers": len(parts.index.places.paths),
             "index_dirty_size": parts.index.cache.dirty_size,
             "index_clean_size": parts.index.cache.clean_size,
             "flushes": parts.checkpointer.flusher.times.count,

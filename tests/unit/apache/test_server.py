@@ -156,8 +156,12 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
                 "dbStorage_writeCacheMaxSizeMb": "512",
                 "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
             },
-            {"write_cache_size": 512 * MIB},
+            {"write_cache_size": 512 * MIB, "ledger_index": "rocksdb"},
         ),
+    ],
+    "ledgerStorageClass": [
+        ({"ledgerStorageClass": f"org.apache.bookkeeper.bookie.{name}"}, {"ledger_index": index})
+        for name, index in (("storage.ldb.DbLedgerStorage", "rocksdb"), ("SortedLedgerStorage", "files"))
     ],
     "numReadWorkerThreads": [
         ({"numReadWorkerThreads": "8"}, {"read_workers": 8}),

@@ -276,8 +276,7 @@ _DECODERS: dict[str, Callable[[bytes], Row]] = {
 
 def _databases(disk: Disk, path: str) -> tuple[RocksDatabases | None, str]:
     """Return (RocksDB databases, `current`). The first is None if the index is in files, or RocksDB is unavailable."""
-    from bookies.storage.offline import inspection
-    from bookies.storage.rocksdb import rocksdb_inspection
+    from bookies.storage.offline import inspection, rocksdb_inspection
     from bookies.storage.rocksdb.rocksdb_port import RocksDatabases, is_available
 
     databases, current = RocksDatabases(), inspection.current_of(disk, path)
@@ -285,8 +284,7 @@ def _databases(disk: Disk, path: str) -> tuple[RocksDatabases | None, str]:
 
 
 def _rows_of_ledger(disk: Disk, path: str, ledger_id: int) -> Iterator[Row]:
-    from bookies.storage.offline import inspection
-    from bookies.storage.rocksdb import rocksdb_inspection
+    from bookies.storage.offline import inspection, rocksdb_inspection
 
     databases, current = _databases(disk, path)
     if databases is not None:
@@ -298,8 +296,7 @@ def _rows_of_ledger(disk: Disk, path: str, ledger_id: int) -> Iterator[Row]:
 
 
 def _index(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage.offline import inspection
-    from bookies.storage.rocksdb import rocksdb_inspection
+    from bookies.storage.offline import inspection, rocksdb_inspection
 
     if not disk.is_directory(arguments.path):
         rows = inspection.index_rows(disk, arguments.path)
@@ -380,8 +377,7 @@ def _cookie(disk: Disk, arguments: argparse.Namespace) -> int:
 
 
 def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage.offline import inspection
-    from bookies.storage.rocksdb import rocksdb_inspection
+    from bookies.storage.offline import inspection, rocksdb_inspection
 
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")

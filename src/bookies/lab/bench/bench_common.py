@@ -47,11 +47,12 @@ def figures(result: dict[str, Any], status: int = 0, *, digits: int = 2, spaced:
     for name, value in result.items():
         parts = {f"  {part}": figure for part, figure in value.items()} if isinstance(value, dict) else {name: value}
         names = [row.replace("_", " ") if spaced else row for row in parts]
-        rows += zip(names, (_text(figure, digits) for figure in parts.values()), strict=True)
+        rows += zip(names, (figure_text(figure, digits) for figure in parts.values()), strict=True)
     return Report(result, [Table(("figure", "value"), rows, (1,))], status)
 
 
-def _text(value: object, digits: int) -> str:
+def figure_text(value: object, digits: int = 2) -> str:
+    """Return a figure as text."""
     if isinstance(value, float):
         return f"{value:,.{digits}f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

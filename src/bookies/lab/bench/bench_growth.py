@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import pathlib
 import random
 import statistics
+import subprocess
+import sys
 import time
 from typing import Any
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import quiet_logs
-from bookies.admin.shared.report import Report
-from bookies.config import BookieConfig
+from bookies.admin.shared.report import Report, Table
+from bookies.config import LEDGER_INDEXES, BookieConfig
 from bookies.kernels import Adds, gather_adds, pack_add_frames
-from bookies.lab.bench.bench_common import data_directory, figures
+from bookies.lab.bench.bench_common import data_directory, figure_text, figures
 from bookies.lab.bench.bench_drive import rss_mb
 from bookies.model import DigestType
 from bookies.runtime import aio
@@ -43,6 +46,8 @@ def run(arguments: argparse.Namespace) -> Report:
     for name in ("ledgers", "open_ledgers", "entries"):
         if (number := getattr(arguments, name)) < 1:
             raise UsageError(f"--{name.replace('_', '-')} {number}: must be 1 or more")
+    if arguments.index == "both":
+        return _both(arguments)
     share = 10 if arguments.quick else 1
     with data_directory() as directory, quiet_logs(logging.ERROR):
         growth = _Growth(
@@ -50,17 +55,35 @@ def run(arguments: argparse.Namespace) -> Report:
             total=max(1, arguments.ledgers // share),
             open_count=max(1, arguments.open_ledgers // share),
             entry_count=max(1, arguments.entries // share),
+            index=arguments.index,
             quiet=arguments.json,
         )
         return figures(aio.run(growth.run()))
 
 
+def _both(arguments: argparse.Namespace) -> Report:
+    """Measure each kind of index in a process of its own, because memory is one of the figures."""
+    results: dict[str, dict[str, Any]] = {}
+    for index in LEDGER_INDEXES:
+        command = [sys.executable, "-m", "bookies", "bench", "storage", "--growth", "--json", "--index", index]
+        for name in ("ledgers", "open_ledgers", "entries"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+        output = subprocess.run([*command, *["--quick"] * arguments.quick], check=True, stdout=subprocess.PIPE).stdout
+        results[index] = json.loads(output)
+    names = list(results[LEDGER_INDEXES[0]])
+    rows = [(name, *(figure_text(results[index][name]) for index in LEDGER_INDEXES)) for name in names]
+    return Report(results, [Table(("figure", *LEDGER_INDEXES), rows, (1, 2))])
+
+
 class _Growth:
-    def __init__(self, directory: pathlib.Path, *, total: int, open_count: int, entry_count: int, quiet: bool) -> None:
+    def __init__(
+        self, directory: pathlib.Path, *, total: int, open_count: int, entry_count: int, index: str, quiet: bool
+    ) -> None:
         self._directory = directory
         self._config = BookieConfig(
             journal_directories=(str(directory / "journal"),),
             ledger_directories=(str(directory / "ledgers"),),
+            ledger_index=index,
             gc_interval_ms=0,
         )
         self._total, self._open_count, self._entry_count = total, min(open_count, total), entry_count

@@ -22,6 +22,7 @@ from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async
 from bookies.admin.shared.report import Report
 from bookies.admin.verbs.control import ask
+from bookies.config import LEDGER_INDEXES
 from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
 from bookies.runtime.histogram import Histogram
 from bookies.storage.disks.directories import CONTROL_FILE
@@ -50,6 +51,12 @@ OPTIONS = (
     Option("--ledgers", "--growth: number of ledgers (default 50000)", int, default=50_000),
     Option("--open-ledgers", "--growth: number of ledgers written in turn (default 10000)", int, default=10_000),
     Option("--entries", "--growth: number of entries (default 10000000)", int, default=10_000_000),
+    Option(
+        "--index",
+        "--growth: kind of index, or both, one after the other (default files)",
+        default="files",
+        choices=(*LEDGER_INDEXES, "both"),
+    ),
     Option("--quick", "use a tenth of the data; takes less than a minute", bool),
     Option("--rate", "compaction_rate_size, in bytes per second (default 32 MiB)", int, default=32 << 20),
     Option(

@@ -95,7 +95,7 @@ class Checkpointer:
         self.flusher = Flusher(runtime, cache, index_writer, self._rotated, on_change, activities)
         self._journals = JournalGrowth(config.checkpoint_journal_size)
         self._clock = runtime.clock
-        self._activities = activities
+        self.activities = activities
         self._events = Events("storage.checkpoint", runtime.clock)
         self._interval_s = config.checkpoint_interval_ms / 1000
         self._wanted = asyncio.Event()
@@ -123,7 +123,7 @@ class Checkpointer:
         retried; SyncFailed.
         """
         async with self._lock:
-            with self._activities.during("checkpoint"):
+            with self.activities.during("checkpoint"):
                 await self._checkpoint(marks)
 
     async def _checkpoint(self, marks: Marks | None) -> None:

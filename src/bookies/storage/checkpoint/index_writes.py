@@ -16,7 +16,6 @@ from bookies.storage.checkpoint.indexed_log import IndexedLog
 from bookies.storage.checkpoint.mark_files import Marks
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.entry_log.entry_log import LogLost
-from bookies.storage.index.index_files import remove_index_files
 from bookies.storage.index.index_moves import move_from_crowded
 from bookies.storage.index.index_readers import Readers
 
@@ -44,7 +43,6 @@ class IndexWriter:
         self.failover = failover
         self.observer = StorageObserver()
         self.worker = runtime.workers.start("checkpoint")
-        self._disk = runtime.disk
         self._readers = readers
         self._health = health
         self._events = Events("storage.checkpoint", runtime.clock)
@@ -107,8 +105,7 @@ class IndexWriter:
             paths = {ledger_id: index.path_of(ledger_id) for ledger_id in ledger_ids}
             files = [path for path in paths.values() if path is not None and not self._health.is_failed(path)]
             await index.catalog_writer.forget(ledger_ids, self.worker)
-            await self.worker.run(index.forget_files, files)
-            await self.worker.run(remove_index_files, self._disk, files)
+            await self.worker.run(index.remove_files, files)
             for ledger_id in ledger_ids:
                 index.remove(ledger_id)
         for ledger_id, path in paths.items():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ from bookies.runtime.ports import Disk
 from bookies.storage.checkpoint.failover import Note, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
 from bookies.storage.disks.durable_files import replace_copies
+from bookies.storage.engine.opening_databases import note_uncertain, open_databases, rebuild_lost
 from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.storage_parts import StorageParts
@@ -31,11 +33,11 @@ from bookies.storage.engine.torn_logs import complete_outputs, empty_logs, is_be
 from bookies.storage.entry_log.entry_log import greatest_log_id
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, pack_last_id
 from bookies.storage.entry_log.log_usage import find_logs
-from bookies.storage.identity.index_kind import refuse_unconverted
+from bookies.storage.identity.index_kind import check_kind
 from bookies.storage.identity.lost_directories import currents_of, note_applied, unapplied
 from bookies.storage.index.catalog import LogsFound
 from bookies.storage.index.catalog_format import checker, pack
-from bookies.storage.index.index_files import IndexFiles, find_index_files
+from bookies.storage.index.index_files import find_index_files
 from bookies.storage.index.index_format import SLOT_SIZE
 from bookies.storage.index.slot_scans import logs_named
 from bookies.storage.journal import LogMark, journal_format
@@ -43,6 +45,7 @@ from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
 from bookies.storage.journal.journal_trailer import SIZE_MAX, find_group
 from bookies.storage.journal.log_marks import find_marks
+from bookies.storage.rocksdb.database_files import OpenedDatabases
 
 ROOM_MIN = 1 << 20  # bytes required in addition to the entries: headers, pages, names
 
@@ -56,29 +59,24 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     directories, checkpointer = parts.directories, parts.checkpointer
     worker = checkpointer.worker
     await worker.run(directories.acquire)
-    await worker.run(refuse_unconverted, runtime.disk, directories.indexes)
+    await worker.run(partial(check_kind, runtime.disk, directories.indexes, is_rocksdb=parts.databases is not None))
     await worker.run(check_places, runtime.disk, directories.journals)
     stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
     note = await worker.run(read_notes, runtime.disk, stores)
     returned = [path for path in directories.indexes if path in note.failed]
     await worker.run(cut_lost, runtime.disk, [path for path in directories.ledgers if path in note.failed], note.lost)
-    indexes = sorted(directories.indexes, key=lambda path: path in returned)  # files elsewhere are newer
-    paths = await worker.run(find_index_files, runtime.disk, indexes)
-    paths = await parts.removals.load(paths, worker)
-    for error in parts.removals.files.damaged:
-        events.error("storage.removals_damaged", path=error.path, error=error, consequence="its ledgers are kept")
-    if leftovers := parts.removals.leftovers:
-        names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
-        events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
-    lost, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
     catalog = await worker.run(parts.index.catalog_writer.file.load, returned)
+    found_marks = await worker.run(checkpointer.mark_files.read)
+    opened = await open_databases(parts, catalog, found_marks, events)
+    paths = await _remaining_paths(parts, opened, returned, events)
+    lost, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
     parts.index.adopt_files(paths, catalog, parts.removals.is_deleted)
+    note_uncertain(parts, opened)
     parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, parts.index.catalog.unsettled()))
     parts.index.catalog.logs = await worker.run(_skip_lost_logs, parts, paths, lost)
-    found_marks = await worker.run(checkpointer.mark_files.read)
     marks = await worker.run(_marks_of, parts, found_marks, lost)
     is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
     lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
@@ -98,9 +96,12 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
         first = parts.index.catalog.uncounted_from
         checkpointer.log.uncounted_id = first if first >= 0 else -1 - first
-    if lacks_ledgers:
+    if opened.lost:
+        await rebuild_lost(parts, opened)
+    elif lacks_ledgers and parts.databases is None:
         await _find_ledgers(parts, doubtful)
-    for text in [*restorer.report.holes, *(f"{path}: lost with all files" for path in lost)]:
+    lost_text = [f"{path}: lost with all files" for path in lost]
+    for text in [*restorer.report.holes, *lost_text, *opened.holes(parts.index.catalog.holes)]:
         parts.index.catalog.note_torn({})  # torn parts may have the lost entries
         await parts.index.mark_all_uncertain(text)
     _log_report(restorer.report, events)
@@ -120,6 +121,8 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     if parts.report.is_covered:
         await _reset_marks(parts, lost)
         await worker.run(remove_notes, runtime.disk, stores)
+        if parts.databases is not None:
+            await worker.run(parts.databases.settled)
         await worker.run(directories.remove_leftovers)
         if await open_journals(parts) and lost:
             await worker.run(note_applied, runtime.disk, directories.all)
@@ -127,6 +130,24 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
         await checkpointer.log.cover_all()
+
+
+async def _remaining_paths(
+    parts: StorageParts, opened: OpenedDatabases, returned: Sequence[str], events: Events
+) -> dict[int, str]:
+    """Return the paths of the ledgers, without those that a crash has left of deleted ones. Raises: OSError."""
+    worker, indexes = parts.checkpointer.worker, parts.directories.indexes
+    paths = opened.paths
+    if parts.databases is None:
+        indexes = sorted(indexes, key=lambda path: path in returned)  # files elsewhere are newer
+        paths = await worker.run(find_index_files, parts.runtime.disk, indexes)
+    paths = await parts.removals.load(paths, worker)
+    for error in parts.removals.files.damaged:
+        events.error("storage.removals_damaged", path=error.path, error=error, consequence="its ledgers are kept")
+    if leftovers := parts.removals.leftovers:
+        names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
+        events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
+    return paths
 
 
 async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bool, lacks_ledgers: bool) -> None:
@@ -292,7 +313,7 @@ def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequenc
     """
     disk, catalog, page_size = parts.runtime.disk, parts.index.catalog, parts.config.index_page_size
     greatest_id = catalog.logs.greatest_id
-    files = IndexFiles(disk, page_size, 1, "r")
+    files = parts.index.places.new_files(1, "r")
     try:
         for ledger_id, path in paths.items() if lost else ():
             for _, data, is_right in files.slots(path, checker(catalog.ledgers.get(ledger_id), page_size)):

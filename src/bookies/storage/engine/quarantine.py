@@ -37,7 +37,7 @@ from bookies.runtime.ports import Disk, Worker
 from bookies.storage.cache import WriteCache
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.checkpoint.index_writes import StorageObserver
-from bookies.storage.disks.durable_files import replace_copies, unlink_all
+from bookies.storage.disks.durable_files import replace_copies
 from bookies.storage.engine import quarantine_format as layout
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
 from bookies.storage.engine.quarantine_states import TRANSITIONS, QuarantineEvent, after
@@ -109,7 +109,6 @@ class Quarantine:
         self.observer = StorageObserver()
         self.files = QuarantineFiles(disk, directories)
         self.leftovers: list[int] = []  # deleted ledgers that still had an index file at the start
-        self._disk = disk
         self._index = index
         self._checkpointer = checkpointer
         self._cache = cache
@@ -122,7 +121,7 @@ class Quarantine:
         leftovers = {ledger_id: path for ledger_id, path in paths.items() if self.is_deleted(ledger_id)}
         self.leftovers = list(leftovers)
         if leftovers:
-            await worker.run(unlink_all, self._disk, list(leftovers.values()))
+            await worker.run(self._index.remove_files, list(leftovers.values()))
         return {ledger_id: path for ledger_id, path in paths.items() if ledger_id not in leftovers}
 
     # -- queries -------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog_format import Known, checker
-from bookies.storage.index.index_files import IndexFiles
 from bookies.storage.index.index_format import ENTRY_ID_MAX, iterate_slots, slots_per_page
 from bookies.storage.index.index_format import HEADER_SIZE as INDEX_HEADER_SIZE
 from bookies.storage.records import Batch, EndKind
@@ -251,7 +250,7 @@ class Rebuilder:
     def _read_old(self, path: str, known: Known | None, ledger_slots: LedgerSlots) -> None:
         """Read the slots of the old file, which may name entries in unreadable logs. Runs on the worker."""
         right: set[int] = set()
-        files = IndexFiles(self._disk, self._page_size, 1, "r")
+        files = self._index.places.new_files(1, "r")
         per_page = slots_per_page(self._page_size)
         try:
             is_right = checker(known, self._page_size)

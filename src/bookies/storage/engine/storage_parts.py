@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
-from bookies.config import BookieConfig
+from bookies.config import ROCKSDB, BookieConfig
 from bookies.runtime.activities import Activities
 from bookies.runtime.ports import Runtime
 from bookies.storage.cache import WriteCache
@@ -21,12 +22,18 @@ from bookies.storage.engine.quarantine import Quarantine
 from bookies.storage.engine.rebuild import Rebuilder
 from bookies.storage.engine.replay import ReplayReport
 from bookies.storage.index import LedgerIndex
+from bookies.storage.index.index_files import IndexFiles, NewFiles
 from bookies.storage.index.index_readers import Readers
 from bookies.storage.journal import Journal, LogMark
+from bookies.storage.rocksdb.database_files import DatabaseFiles, OpenDatabases
+from bookies.storage.rocksdb.rocksdb_format import Databases
 
 
 class StorageParts:
-    """All components that own files or threads, from before they are opened until `close`."""
+    """All components that own files or threads, from before they are opened until `close`.
+
+    `databases`: of the index; None if it is in files.
+    """
 
     def __init__(
         self,
@@ -35,9 +42,9 @@ class StorageParts:
         on_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
         activities: Activities,
+        databases: Databases,
     ) -> None:
         self.config = config
-        self.activities = activities
         self.directories = directories = Directories(runtime.disk, config)
         self.health = DirectoryHealth(
             directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
@@ -50,8 +57,14 @@ class StorageParts:
         self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
         marks = tuple(LogMark() for _ in directories.journals)
         self.cache = WriteCache(config.write_cache_size, marks)
-        self.readers = Readers(runtime, config, directories.ledgers)
-        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
+        self.databases: OpenDatabases | None = None
+        new_files: NewFiles = partial(IndexFiles, runtime.disk, config.index_page_size)
+        if config.ledger_index == ROCKSDB:
+            self.databases = OpenDatabases(runtime.disk, databases, directories.indexes[0])
+            new_files = partial(DatabaseFiles, runtime.disk, config.index_page_size, self.databases)
+        self.readers = Readers(runtime, config, directories.ledgers, new_files)
+        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health, new_files)
+        self.index.rebuilds.on_damaged = on_fatal
         stores = [*directories.ledgers, *directories.indexes]
         failover = Failover(runtime, stores, self.health, self.index)
         log = IndexedLog(runtime, directories.ledgers, config, self.health, self.index)

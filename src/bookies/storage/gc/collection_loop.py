@@ -101,7 +101,7 @@ class CollectionLoop:
                     continue
             self._present, self._next = self._next, Request()
             began_s = clock.monotonic()
-            with self._parts.activities.during("collection"):
+            with self._parts.checkpointer.activities.during("collection"):
                 await self.steps.run(self._run_once(self._present))
             self.runs.record(clock.monotonic() - began_s)
             waiters, self._present = self._present.waiters, Request()

@@ -73,7 +73,7 @@ class DueCompactions:
         self._requested = None
         self.present = level
         try:
-            with self._parts.activities.during("compaction"):
+            with self._parts.checkpointer.activities.during("compaction"):
                 return await self._compact(level)
         finally:
             self.present = None

@@ -119,10 +119,12 @@ class LogsFound(Struct, frozen=True):
 class Catalog:
     """The expected content of all index files. `is_trusted`: a catalog was found, and all of it could be read.
 
-    `limbo`: ledgers whose header, as it is in memory, says so.
+    `limbo`: ledgers whose header, as it is in memory, says so. `has_ledgers`: the catalog describes the index files; it
+    does not if the index has checksums of its own.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, *, has_ledgers: bool = True) -> None:
+        self.has_ledgers = has_ledgers
         self.is_trusted = False
         self.marks: tuple[LogMark, ...] = ()
         self.uncounted_from = 0  # see `Contents`
@@ -130,11 +132,11 @@ class Catalog:
         self.synced: Synced | None = None  # see `Contents`
         self.torn: dict[int, int] = {}
         self.holes: list[str] = []
+        self.versions: tuple[int, ...] = ()
         self.ledgers: dict[int, Known] = {}
         self.limbo = Limbo()
         self.logs = LogsFound()
         self._page_size = page_size
-        self._absent = layout.checksum_of(b"", page_size)
         self._pending: list[bytes] = []
 
     def adopt(self, contents: Contents | None) -> None:
@@ -147,11 +149,12 @@ class Catalog:
             return
         self.is_trusted = not contents.problem
         self.holes = contents.holes
-        self.ledgers = contents.ledgers
+        self.ledgers = contents.ledgers if self.has_ledgers else {}
         self.marks = contents.marks
         self.uncounted_from = contents.uncounted_from
         self.synced = contents.synced if self.is_trusted else None  # A lost record may have been newer.
         self.torn = contents.torn
+        self.versions = contents.versions
         if not self.is_trusted:
             for known in self.ledgers.values():
                 known.is_stale = True
@@ -168,6 +171,7 @@ class Catalog:
             self.uncounted_from,
             synced=self.synced,
             torn=self.torn,
+            versions=self.versions,
         )
 
     # -- comparing -----------------------------------------------------------------------------------------------
@@ -199,7 +203,7 @@ class Catalog:
     def is_vouched(self, ledger_id: int) -> bool:
         """Report whether the catalog knows every page of the ledger's file."""
         known = self.ledgers.get(ledger_id)
-        return known is not None and not known.is_partial
+        return not self.has_ledgers or (known is not None and not known.is_partial)
 
     def damage_of(self, ledger_id: int, loaded: LoadedIndex) -> str:
         """Return the damage of a file that its size and its last page reveal; empty if there is none."""
@@ -208,9 +212,8 @@ class Catalog:
             return f"it ends at byte {loaded.size:,}, within its header or a page"
         if known is None:
             return str(loaded.problem or "")
-        needed = [
-            page for page, checksum in known.pages.items() if checksum != self._absent and page not in known.older
-        ]
+        absent = layout.absent_checksum(self._page_size)
+        needed = [page for page, checksum in known.pages.items() if checksum != absent and page not in known.older]
         last = max(needed, default=-1)
         if last >= 0 and loaded.size < page_offset(last + 1, self._page_size):
             return f"it ends at byte {loaded.size:,}, before page {last}"
@@ -225,6 +228,8 @@ class Catalog:
     # -- writing -------------------------------------------------------------------------------------------------
     def stage(self, ledger_id: int, change: IndexWrite, header: IndexHeader) -> None:
         """Record that an index file is about to be written. `take` returns what must be durable before."""
+        if not self.has_ledgers:
+            return
         known = self.ledgers.get(ledger_id)
         if known is None:
             known = self.ledgers[ledger_id] = Known(is_partial=not change.is_new)
@@ -232,7 +237,7 @@ class Catalog:
             known.reset()
         checksums = [(page, layout.checksum_of(data, self._page_size)) for page, data in change.pages]
         for page, checksum in checksums:
-            known.expect(page, checksum, self._absent)
+            known.expect(page, checksum, layout.absent_checksum(self._page_size))
         known.header = layout.trimmed(header)
         flags = (layout.PARTIAL if known.is_partial else 0) | (layout.RESET if change.is_new else 0)
         self._pending.append(layout.pack_ledger(ledger_id, header, checksums, flags))
@@ -305,6 +310,12 @@ class Catalog:
         if torn != self.torn:
             self.torn = dict(torn)
             self._pending.append(layout.pack_torn(torn))
+
+    def note_versions(self, versions: tuple[int, ...]) -> None:
+        """Note how many writes of each database are durable."""
+        if versions != self.versions:
+            self.versions = versions
+            self._pending.append(layout.pack_versions(versions))
 
     def take(self) -> bytes:
         """Return the records to append. Call `give_back` with them when the append fails."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -30,7 +31,7 @@ RECORD_SIZE_MAX = 64 << 20  # bytes; a ledger of 10**10 entries in one checkpoin
 
 ANY = -1  # stands for an unknown checksum
 
-LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED, SYNCED, TORN = 1, 2, 3, 4, 5, 6, 7
+LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED, SYNCED, TORN, VERSIONS = 1, 2, 3, 4, 5, 6, 7, 8
 RESET = 1  # flag: the index file is replaced, earlier pages do not count
 PARTIAL = 2  # flag: the file has pages without a known checksum
 
@@ -46,6 +47,8 @@ _PAGE = struct.Struct(">QI")  # number, crc32
 _SYNCED = struct.Struct(">Bqqq16sI")
 _TORN = struct.Struct(">BI")
 _LOG_END = struct.Struct(">qq")
+_VERSIONS = struct.Struct(">BI")
+_VERSION = struct.Struct(">Q")
 
 
 class Known(Struct):
@@ -137,6 +140,9 @@ class Contents(Struct):
 
     `synced`: None if unknown. `torn`: entry log to the byte from which on it does not count: a power failure may have
     torn what was there, and a replay has written it again.
+
+    `versions`: of the databases in place of index files, of each the number of writes that were durable; empty without
+    databases.
     """
 
     page_size: int
@@ -148,12 +154,19 @@ class Contents(Struct):
     has_other_pages: bool = False
     synced: Synced | None = None
     torn: dict[int, int] = field(default_factory=dict)
+    versions: tuple[int, ...] = ()
 
 
 def checksum_of(data: Buffer, page_size: int) -> int:
     """Return the crc32 of a page. Missing bytes at its end count as zeros."""
     checksum = zlib.crc32(data)
     return zlib.crc32(bytes(page_size - len(data)), checksum) if len(data) < page_size else checksum
+
+
+@cache
+def absent_checksum(page_size: int) -> int:
+    """Return the crc32 of a page without slots."""
+    return checksum_of(b"", page_size)
 
 
 def page_size_of(header: bytes) -> int | None:
@@ -213,6 +226,11 @@ def pack_torn(torn: Mapping[int, int]) -> bytes:
     return _record(_TORN.pack(TORN, len(torn)) + b"".join(_LOG_END.pack(*log_end) for log_end in torn.items()))
 
 
+def pack_versions(versions: Sequence[int]) -> bytes:
+    """Pack how many writes of each database are durable; see `Contents`."""
+    return _record(_VERSIONS.pack(VERSIONS, len(versions)) + b"".join(_VERSION.pack(number) for number in versions))
+
+
 def pack_hole(text: str) -> bytes:
     """Pack the loss of a part of a journal. Until it is settled, no unknown ledger is reported as missing."""
     return _record(bytes([HOLE]) + text.encode())
@@ -239,6 +257,8 @@ def pack(contents: Contents) -> Iterator[bytes]:
         yield pack_torn(contents.torn)
     if contents.synced is not None:
         yield pack_synced(contents.synced)
+    if contents.versions:
+        yield pack_versions(contents.versions)
     yield pack_settled(contents.marks, contents.uncounted_from)
 
 
@@ -312,3 +332,5 @@ def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent:
         contents.synced = Synced(log_id, end, greatest_id, marks, run_id)
     elif record_type == TORN:
         contents.torn = dict(_LOG_END.iter_unpack(body[_TORN.size :]))
+    elif record_type == VERSIONS:
+        contents.versions = tuple(number for (number,) in _VERSION.iter_unpack(body[_VERSIONS.size :]))

@@ -29,7 +29,7 @@ class CatalogWriter:
         self._directories = directories
         self._health = health
         self._must_move = False
-        self._noted: list[int] = []  # the journals that the durable marks in the file name
+        self._noted: list[int] = []  # the journals that the durable marks in the file name, and the versions
 
     def directory_failed(self, directory: str) -> None:
         """Schedule a move of the file if it is in this directory, which has failed."""
@@ -52,10 +52,10 @@ class CatalogWriter:
         """Note that all index files are written, and the marks about to be persisted. Raises: DiskFull, OSError.
 
         `uncounted_from`: see `Contents`. Journals before a mark are removed once it is persisted, so the marks noted
-        durably must name journals that stay.
+        durably must name journals that stay. Versions of databases are durable before the marks that rely on them.
         """
         await self.move(worker)
-        named = [mark.journal_id for mark in marks]
+        named = [*(mark.journal_id for mark in marks), *self._catalog.versions]
         self._catalog.settle(marks, uncounted_from)
         notes = self._catalog.take()
         try:

@@ -39,7 +39,7 @@ from bookies.storage.index import index_format as layout
 from bookies.storage.index.catalog import Catalog, CatalogFile
 from bookies.storage.index.catalog_format import Contents, Known
 from bookies.storage.index.catalog_writer import CatalogWriter
-from bookies.storage.index.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
+from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex, NewFiles, WrongPage
 from bookies.storage.index.index_ledger import Ledger, lac_of
 from bookies.storage.index.index_pages import PageCache
 from bookies.storage.index.index_places import IndexPlaces
@@ -68,14 +68,16 @@ class LedgerIndex:
         directories: Sequence[str],
         readers: Readers,
         health: DirectoryHealth | None = None,
+        new_files: NewFiles | None = None,
     ) -> None:
         self.cache = PageCache(config.index_cache_size)
         self.damaged_count = 0  # files and pages that turned out to be damaged
         self.slots_per_page = layout.slots_per_page(config.index_page_size)
-        self.places = places = IndexPlaces(directories, health, runtime.random)
         self._readers = readers
-        self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
-        self.catalog = Catalog(config.index_page_size)
+        new_files = new_files or partial(IndexFiles, runtime.disk, config.index_page_size)
+        self._files = new_files(config.open_files_max, "r+")
+        self.places = places = IndexPlaces(directories, health, runtime.random, new_files)
+        self.catalog = Catalog(config.index_page_size, has_ledgers=not self._files.checks_itself)
         catalog_file = CatalogFile(runtime.disk, places.directories, config.index_page_size)
         self.catalog_writer = CatalogWriter(self.catalog, catalog_file, places.directories, places.health)
         self.rebuilds = RebuildQueue()
@@ -224,7 +226,8 @@ class LedgerIndex:
                 await asyncio.shield(future)
             except FileNotFoundError:
                 pass  # `_loaded` handles it
-            except OSError as error:
+            except (OSError, IndexDamaged) as error:
+                self.rebuilds.note_damage(error)
                 if ledger_id not in self.places.abandoned:
                     raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
             # Awaiting a future that is done does not yield, so its callback may not have run.
@@ -289,8 +292,9 @@ class LedgerIndex:
 
     def _detach_file(self, ledger: Ledger) -> None:
         """Mark all pages in memory dirty, so that the next write creates a new file from them."""
-        for number in ledger.pages:
+        for number, page in ledger.pages.items():
             self._change(ledger, number)
+            page.low, page.high = 0, self.slots_per_page
         for key in [key for key in self._loading_pages if key[0] == ledger.ledger_id]:
             del self._loading_pages[key]  # Pages of the old file are discarded when they arrive.
         ledger.path, ledger.size = None, 0
@@ -375,10 +379,9 @@ class LedgerIndex:
             for key in [key for key in self._loading_pages if key[0] == ledger_id]:
                 del self._loading_pages[key]
 
-    def forget_files(self, paths: Sequence[str]) -> None:
-        """Close the files at these paths. On the checkpoint's worker."""
-        for path in paths:
-            self._files.forget(path)
+    def remove_files(self, paths: Sequence[str]) -> None:
+        """Remove the files at these paths durably. On the checkpoint's worker. Raises: OSError, SyncFailed."""
+        self._files.remove(paths)
 
     def forget_idle(self, is_idle: Callable[[int], bool]) -> None:
         """Drop idle ledgers from memory, the oldest first, while there are more than `LEDGERS_MAX`."""
@@ -416,7 +419,8 @@ class LedgerIndex:
                 await self._load_page(ledger, first // self.slots_per_page)
             except FileNotFoundError:
                 pass  # `_page_loaded` handles it
-            except OSError as error:
+            except (OSError, IndexDamaged) as error:
+                self.rebuilds.note_damage(error)
                 if not ledger.is_deleted:
                     raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
         if slots is None or ledger.is_deleted:
@@ -479,7 +483,8 @@ class LedgerIndex:
                     self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
                     self._change(ledger, error.page)  # The page in memory is intact: write it again.
                 await self.slots(ledger, error.page * self.slots_per_page, 1)  # loads and checks the page
-            except OSError as error:
+            except (OSError, IndexDamaged) as error:
+                self.rebuilds.note_damage(error)
                 if ledger.path != path or ledger.is_deleted:
                     continue  # The file has moved, or was removed with the ledger.
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
@@ -611,6 +616,7 @@ class LedgerIndex:
             for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):
                 has_saved_rebuilt |= self._written(ledger, change, file_size)
             self.cache.evict()
+        self.catalog.note_versions(self._files.versions())
         if self._files.stray_count:
             await worker.run(self._files.tidy, self.places.health.is_failed)
         return has_saved_rebuilt
@@ -624,6 +630,7 @@ class LedgerIndex:
         """Make the catalog's records durable, then write the files. On the checkpoint's worker."""
         if notes:
             self.catalog_writer.file.append(notes, is_durable=True)
+        self._files.note_holes(has_holes=bool(self.catalog.holes))
         return self._files.write(writes)
 
     def _write_of(self, ledger: Ledger) -> IndexWrite:
@@ -633,10 +640,14 @@ class LedgerIndex:
         packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
-            (number, data if len(data) == self._files.page_size else bytes(data).ljust(self._files.page_size, b"\0"))
+            (
+                number,
+                data if len(data) >= self._files.padded_size else bytes(data).ljust(self._files.padded_size, b"\0"),
+            )
             for number, data in ledger.frozen.items()
         ]
-        change = IndexWrite(path, ledger.path is None, packed, pages, moved_from)
+        changed = {number: (ledger.pages[number].low, ledger.pages[number].high) for number in ledger.frozen}
+        change = IndexWrite(path, ledger.path is None, packed, pages, moved_from, changed)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
 

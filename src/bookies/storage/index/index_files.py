@@ -24,16 +24,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bookies.errors import CorruptRecord, DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
-from bookies.storage.disks.durable_files import remove, sync_directory, sync_many, unlink_all
+from bookies.storage.disks.durable_files import SyncFailed, remove, sync_directory, sync_many, unlink_all
 from bookies.storage.disks.file_cache import FileCache
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.catalog_format import checksum_of
 
 T = TypeVar("T")
+NewFiles = Callable[[int, str], "IndexFiles"]  # (open files, mode as in `Disk.open`)
 
 WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
 LEVELS = 2  # folders between a directory and an index file
@@ -71,11 +72,15 @@ class WrongPage(CorruptRecord):
         self.page = page
 
 
+class IndexDamaged(SyncFailed):
+    """The index as a whole is damaged. Final, as a failed sync is: the next start rebuilds it from the entry logs."""
+
+
 class IndexWrite(Struct, frozen=True):
     """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, whole page), ascending.
 
     `path`: where the file is or, if `is_new`, will be. `moved_from`: the file in another directory that the new one
-    replaces.
+    replaces. `changed`: by page, the slots from the first number to before the second may differ from those stored.
     """
 
     path: str
@@ -83,6 +88,7 @@ class IndexWrite(Struct, frozen=True):
     header: bytes | None
     pages: list[tuple[int, Buffer]]
     moved_from: str | None = None
+    changed: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -152,13 +158,18 @@ def _subdirectories(disk: Disk, path: str) -> list[str]:
 class IndexFiles:
     """Reader of index files, and writer if `mode` is "r+" rather than "r". `page_size` in bytes.
 
-    `written_max`: files for one call of `write`, which syncs them together.
+    `written_max`: files for one call of `write`, which syncs them together. `checks_itself`: what is stored has
+    checksums of its own, so the catalog needs none. `path_of`: of a ledger, below the index directory.
     """
+
+    checks_itself = False
+    padded_size: int  # bytes that a page to be written has at least
+    path_of = staticmethod(layout.path_of)
 
     def __init__(self, disk: Disk, page_size: int, open_files_max: int, mode: str) -> None:
         self._disk = disk
         self._mode = mode
-        self.page_size = page_size
+        self.page_size = self.padded_size = page_size
         self.written_max = min(WRITE_FILES_MAX, open_files_max)
         self.placed: set[str] = set()  # new files of the last write, if it failed, that have their names already
         self._synced: dict[str, None] = {}  # directories whose older names are durable
@@ -369,6 +380,19 @@ class IndexFiles:
         else:
             self._disk.rename(path + NEW_SUFFIX, path)
             remove(self._disk, path + MOVING_SUFFIX)  # left by a failed attempt
+
+    def note_holes(self, *, has_holes: bool) -> None:
+        """Learn whether ledgers may exist that the index does not name. The catalog has that beside index files."""
+
+    def versions(self) -> tuple[int, ...]:
+        """Return how many changes of each database are durable; empty for files."""
+        return ()
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Remove the files of ledgers durably; no write is in progress. Raises: OSError, SyncFailed."""
+        for path in paths:
+            self.forget(path)
+        remove_index_files(self._disk, paths)
 
     def forget(self, path: str) -> None:
         """Close a file whose path will name another file or none."""

@@ -15,14 +15,18 @@ CHECK_DUE = 2  # it is not known yet whether the ledger ended before the bookie 
 
 
 class Page:
-    """Slots of consecutive entries. `data` may be shorter than a page: the rest is missing entries."""
+    """Slots of consecutive entries. `data` may be shorter than a page: the rest is missing entries.
 
-    __slots__ = ("data", "is_dirty", "is_frozen")
+    `low`, `high`: the slots from `low` to before `high` may have changed since the page was written.
+    """
+
+    __slots__ = ("data", "high", "is_dirty", "is_frozen", "low")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.is_dirty = False
         self.is_frozen = False  # `data` is being written: copy it before changing it
+        self.low = self.high = 0
 
 
 class Ledger(Struct):

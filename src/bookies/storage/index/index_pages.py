@@ -63,6 +63,8 @@ class PageCache:
             self.dirty_size += end - len(data)
             data.extend(bytes(end - len(data)))
         data[start:end] = slots
+        page.low = index if page.low == page.high else min(page.low, index)
+        page.high = max(page.high, end // SLOT_SIZE)
 
     def scatter_slots(self, page: Page, entry_ids: Sequence[int], page_first: int, slots: bytes) -> None:
         """Do as `set_slots` for ascending ids with gaps. `page_first`: the id of the page's first slot."""
@@ -82,6 +84,7 @@ class PageCache:
 
     def _add_clean(self, ledger: Ledger, number: int, page: Page) -> None:
         page.is_dirty = page.is_frozen = False
+        page.low = page.high = 0
         self._clean[ledger.ledger_id, number] = ledger, page
         self.clean_size += len(page.data) + PAGE_OVERHEAD
 

@@ -10,27 +10,36 @@ from collections.abc import Sequence
 from random import Random
 
 from bookies.storage.disks import DirectoryHealth
-from bookies.storage.index import index_format as layout
+from bookies.storage.index.index_files import NewFiles
 
 
 class IndexPlaces:
     """Path of each ledger's index file. `directories`: of index files, the first one for files that are missing.
 
-    `paths`: of existing files, and of those that are rebuilt. `abandoned`: paths in failed directories, of ledgers that
-    are not rebuilt yet. `moving`: paths of files that the next write replaces in another directory.
+    `new_files`: returns a reader or writer of them. `paths`: of existing files, and of those that are rebuilt.
+    `abandoned`: paths in failed directories, of ledgers that are not rebuilt yet. `moving`: paths of files that the
+    next write replaces in another directory.
     """
 
-    def __init__(self, directories: Sequence[str], health: DirectoryHealth | None, random: Random) -> None:
+    def __init__(
+        self,
+        directories: Sequence[str],
+        health: DirectoryHealth | None,
+        random: Random,
+        new_files: NewFiles,
+    ) -> None:
         self.directories = list(directories)
+        self.new_files = new_files
         self.health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self.paths: dict[int, str] = {}
         self.abandoned: dict[int, str] = {}
         self.moving: dict[int, str] = {}
         self._random = random
+        self._path_of = new_files(1, "r").path_of
 
     def expect(self, ledger_id: int) -> None:
         """Give a ledger without a file the path of a file that is missing."""
-        self.paths.setdefault(ledger_id, posixpath.join(self.directories[0], layout.path_of(ledger_id)))
+        self.paths.setdefault(ledger_id, posixpath.join(self.directories[0], self._path_of(ledger_id)))
 
     def forget(self, ledger_id: int) -> None:
         """Drop a ledger whose file was removed."""
@@ -61,7 +70,7 @@ class IndexPlaces:
         target, moved_from = path or self.paths.get(ledger_id), self.moving.get(ledger_id)
         if target is None or (path is None and (moved_from is not None or self.health.is_failed(target))):
             directory = self._random.choice(self.health.candidates(self.directories))
-            target = posixpath.join(directory, layout.path_of(ledger_id))
+            target = posixpath.join(directory, self._path_of(ledger_id))
         return target, None if moved_from is not None and self.health.is_failed(moved_from) else moved_from
 
     @property

@@ -19,7 +19,7 @@ from bookies.runtime.ports import File, Runtime
 from bookies.storage.disks.durable_files import run_last
 from bookies.storage.entry_log.cached_reads import ResidentLogs
 from bookies.storage.entry_log.entry_log import EntryLogReader
-from bookies.storage.index.index_files import IndexFiles, LoadedIndex
+from bookies.storage.index.index_files import IndexFiles, LoadedIndex, NewFiles
 from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 
 T = TypeVar("T")
@@ -29,11 +29,10 @@ OF_ANOTHER_LEDGER = IndexHeader(b"", STATE_FENCED | STATE_LIMBO)
 
 
 class _Reader:
-    def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str], number: int) -> None:
+    def __init__(self, runtime: Runtime, directories: Sequence[str], number: int, index: IndexFiles) -> None:
         self.worker = runtime.workers.start(f"read-{number}")
         self.logs = EntryLogReader(runtime.disk, directories)
-        files_max = max(1, config.open_files_max // config.read_workers)
-        self.index = IndexFiles(runtime.disk, config.index_page_size, files_max, "r")
+        self.index = index
 
     def load_index(self, ledger_id: int, path: str, *, is_vouched: bool) -> LoadedIndex:
         """Load a file. Without `is_vouched` its last slot must name an entry of this ledger, unless it dangles."""
@@ -56,8 +55,14 @@ class _Reader:
 class Readers:
     """The read workers. `directories`: of the ledgers. Cancelling a returned future does not stop its read."""
 
-    def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str]) -> None:
-        self._readers = [_Reader(runtime, config, directories, number) for number in range(config.read_workers)]
+    def __init__(
+        self, runtime: Runtime, config: BookieConfig, directories: Sequence[str], new_files: NewFiles | None = None
+    ) -> None:
+        new_files = new_files or partial(IndexFiles, runtime.disk, config.index_page_size)
+        files_max = max(1, config.open_files_max // config.read_workers)
+        self._readers = [
+            _Reader(runtime, directories, number, new_files(files_max, "r")) for number in range(config.read_workers)
+        ]
         self.resident = ResidentLogs(self._open_log)
 
     def _reader_of(self, ledger_id: int) -> _Reader:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
+
+from bookies.storage.index.index_files import IndexDamaged
 
 
 class RebuildState(enum.Enum):
@@ -75,11 +78,20 @@ def after(state: RebuildState, event: RebuildEvent) -> RebuildState:
 
 
 class RebuildQueue:
-    """Ledgers whose slots have to be found in the entry logs. `wanted`: set while there are any."""
+    """Ledgers whose slots have to be found in the entry logs. `wanted`: set while there are any.
+
+    `on_damaged`: called for damage of the index that only a start can repair.
+    """
 
     def __init__(self) -> None:
+        self.on_damaged: Callable[[BaseException], None] = lambda error: None
         self.wanted = asyncio.Event()
         self._ledger_ids: dict[int, None] = {}
+
+    def note_damage(self, error: Exception) -> None:
+        """Report an error if it is such damage."""
+        if isinstance(error, IndexDamaged):
+            self.on_damaged(error)
 
     def want(self, ledger_id: int) -> None:
         self._ledger_ids[ledger_id] = None

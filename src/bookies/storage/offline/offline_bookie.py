@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from bookies.config import BookieConfig
+from bookies.config import ROCKSDB, BookieConfig
 from bookies.configuration import configured
 from bookies.errors import CorruptRecord, StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.identity import Cookie, cookie
+from bookies.storage.identity.index_kind import LOCATIONS
 from bookies.storage.index import catalog_format
 from bookies.storage.offline.inspection import current_of
 
@@ -26,7 +27,7 @@ from bookies.storage.offline.inspection import current_of
 class Offline(Struct):
     """A stopped bookie. `journals`, `ledgers`, `indexes`: existing directories. `problems`: by path.
 
-    `has_all_indexes`: no directory of index files has a problem.
+    `has_all_indexes`: no directory of index files has a problem. `has_databases`: the index is in RocksDB.
     """
 
     journals: list[str]
@@ -34,6 +35,7 @@ class Offline(Struct):
     indexes: list[str]
     problems: dict[str, str] = field(default_factory=dict)
     has_all_indexes: bool = True
+    has_databases: bool = False
 
     def config(self) -> BookieConfig:
         """Return the settings of the environment and of BK_CONFIG with these directories. Raises: StorageError."""
@@ -41,6 +43,7 @@ class Offline(Struct):
             raise StorageError(f"{path}: {problem}. No file was changed. Restore it, or mount the disk, first")
         return configured(
             BookieConfig,
+            ledger_index=ROCKSDB if self.has_databases and len(self.ledgers) == 1 else "files",
             journal_directories=tuple(self.journals),
             ledger_directories=tuple(self.ledgers),
             index_directories=() if self.indexes == self.ledgers else tuple(self.indexes),
@@ -49,6 +52,13 @@ class Offline(Struct):
 
 def bookie_at(disk: Disk, path: str) -> Offline:
     """Return the bookie that has `path` as one of its directories. Reads only. Raises: OSError."""
+    bookie = _bookie_at(disk, path)
+    databases = [posixpath.join(directory, cookie.CURRENT, LOCATIONS) for directory in bookie.indexes]
+    bookie.has_databases = any(map(disk.is_directory, databases))
+    return bookie
+
+
+def _bookie_at(disk: Disk, path: str) -> Offline:
     own, problem = _cookie_in(disk, path)
     if own is None:
         return Offline([path], [path], [path], {path: problem})

@@ -30,6 +30,7 @@ from bookies.storage.index.index_format import (
     SLOT_SIZE,
     STATE_FENCED,
     STATE_LIMBO,
+    STATE_REBUILDING,
     IndexHeader,
 )
 
@@ -46,21 +47,26 @@ LEDGER_DATA = protobuf.Schema(
         "masterKey": (3, "bytes"),
         "explicitLac": (4, "bytes"),
         "limbo": (5, "int"),
+        "rebuilding": (1000, "int"),
     }
 )
 
-_ID_MAX = (1 << 63) - 1
+ID_MAX = (1 << 63) - 1
 _INT64 = struct.Struct(">q")
 _PAIR = struct.Struct(">qq")
 
 
-class Reader(Protocol):
+class Lookup(Protocol):
+    """A database that is open. Raises CorruptRecord for damage."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+
+class Reader(Lookup, Protocol):
     """A database opened for reading. All calls raise CorruptRecord for damage. Reading does not change the database."""
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys, in batches."""
-
-    def get(self, key: bytes) -> bytes | None: ...
 
     def from_key(self, key: bytes) -> Iterator[tuple[bytes, bytes]]: ...
 
@@ -77,6 +83,33 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Discard the database if `finish` was not called."""
+
+
+class Database(Lookup, Protocol):
+    """A database in use. One worker writes; any may read. All calls raise CorruptRecord for damage."""
+
+    def version(self) -> tuple[int, int]:
+        """Return (a number that identifies the database, its changes so far). The latter never decreases."""
+
+    def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield (keys, values) of the whole database, in the order of the keys, in batches."""
+
+    def last_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """Return the last key below this one, and its value."""
+
+    def between(self, start: bytes, stop: bytes, count_max: int) -> tuple[list[bytes], list[bytes]]:
+        """Return up to `count_max` (keys, values) from `start` to before `stop`."""
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Delete these ranges [start, stop), then put keys: all of it durably, or none.
+
+        Raises: DiskFull, after which it has to be opened again; StorageError: it is unknown what is durable.
+        """
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
 
 
 class Lock(Protocol):
@@ -99,6 +132,18 @@ class Databases(Protocol):
         """
 
     def create(self, path: str, *, is_large: bool) -> Writer: ...
+
+    def open(self, path: str, *, is_large: bool, may_be_cut: bool) -> Database:
+        """Open a database for serving; create a missing one.
+
+        `may_be_cut`: the write-ahead log ends at the first damaged batch, which a power failure has torn. Otherwise
+        such a batch is damage, unless the log ends within it.
+
+        Raises: DirectoryInUse, CorruptRecord, StorageError; ConfigError when no binding is installed.
+        """
+
+    def rename(self, path: str, target: str) -> None:
+        """Give a closed database another name, durably."""
 
     def remove(self, path: str) -> None:
         """Delete the database with all its files, if it exists."""
@@ -128,7 +173,10 @@ def entry_keys(ledger_id: int, entry_ids: Sequence[int]) -> list[bytes]:
 
 
 def pack_ledger_data(header: IndexHeader) -> bytes:
-    """Return the value of a ledger in `ledgers`. An uncertain ledger is stored as in limbo."""
+    """Return the value of a ledger in `ledgers`. An uncertain ledger is stored as in limbo.
+
+    Apache's bookie ignores and keeps `rebuilding`: 1, or 2 if the ledger is in limbo for another reason too.
+    """
     message: list[tuple[str, protobuf.Value]] = [
         ("exists", 1),
         ("fenced", int(header.is_fenced)),
@@ -138,6 +186,8 @@ def pack_ledger_data(header: IndexHeader) -> bytes:
         message.append(("explicitLac", header.explicit_lac))
     if header.is_uncertain:
         message.append(("limbo", 1))
+    if header.is_rebuilding:
+        message.append(("rebuilding", 1 + header.is_in_limbo))
     return protobuf.pack(LEDGER_DATA, message)
 
 
@@ -154,7 +204,10 @@ def parse_ledger_data(data: bytes, path: str, ledger_id: int) -> IndexHeader:
     if 0 < len(explicit_lac) < EXPLICIT_LAC_SIZE_MIN:
         problem = f"ledger {ledger_id}: the length of the explicit LAC, {len(explicit_lac)} bytes, is invalid"
         raise CorruptRecord(problem, path=path, offset=0, ledger_id=ledger_id)
-    state = (STATE_FENCED if fields["fenced"] else 0) | (STATE_LIMBO if fields.get("limbo") else 0)
+    state = STATE_FENCED if fields["fenced"] else 0
+    if fields.get("limbo"):
+        rebuilding = fields.get("rebuilding", 0)
+        state |= (STATE_REBUILDING if rebuilding else 0) | (STATE_LIMBO if rebuilding != 1 else 0)
     return IndexHeader(key, state, explicit_lac)
 
 
@@ -176,7 +229,7 @@ def ledgers_of(reader: Reader, path: str) -> dict[int, IndexHeader]:
     return headers
 
 
-def needs_integrity_check(reader: Reader) -> bool:
+def needs_integrity_check(reader: Lookup) -> bool:
     """Report whether the directory's flags record an unfinished integrity check. Source: storage 10.2."""
     value = reader.get(pack_key(FLAGS_LEDGER_ID))
     return value is not None and bool(int.from_bytes(value, "big") & NEEDS_INTEGRITY_CHECK)
@@ -211,7 +264,7 @@ def _split(ledger_ids: array[int], entry_ids: array[int], slots: bytes) -> Itera
         # Within a ledger the difference of id and index never shrinks, so a run ends where it changes.
         positions = range(start, stop)
         end = start + bisect_right(positions, first - start, key=lambda at: entry_ids[at] - at)
-        if ledger_id <= _ID_MAX and first <= _ID_MAX:
+        if ledger_id <= ID_MAX and first <= ID_MAX:
             run = range(first, first + end - start)
             yield Run(ledger_id, run, slots[start * SLOT_SIZE : end * SLOT_SIZE])
         start = end

@@ -7,20 +7,24 @@ written completely under a temporary name. The binding is imported when a databa
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import importlib.util
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, StorageError
+from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, DiskFull, StorageError
 
 PIECE_COUNT = 10_000  # keys fetched at once
-_OWN_FILES = ("LOCK", "LOG", "rocksdict-config.json")  # prefixes of files that a reader does not need
+_CONFIGURATION = "rocksdict-config.json"  # a file of the binding
+_OWN_FILES = ("LOCK", "LOG", _CONFIGURATION)  # prefixes of files that a reader does not need
+_SIGNS_OF_DAMAGE = ("Corruption", "Input/output error", "No such file")  # in messages of RocksDB
 _WRITE_BUFFER_SIZE = 64 << 20  # bytes, as Apache's
 _TABLE_SIZE = 64 << 20
 _BLOCK_SIZE = 64 << 10
@@ -68,37 +72,11 @@ class RocksReader:
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys. Raises CorruptRecord."""
-        items = self._database.items()
-        last = None
-        while batch := list(islice(items, PIECE_COUNT)):
-            keys, values = map(list, zip(*batch, strict=True))
-            last = keys[-1]
-            yield keys, values
-        # The iterator also ends silently at damage.
-        cursor = self._database.iter()
-        if last is None:
-            cursor.seek_to_first()
-        else:
-            cursor.seek(last)
-            if cursor.valid():
-                cursor.next()
-        self._check(cursor)
-
-    def _check(self, cursor: Any) -> None:
-        try:
-            cursor.status()
-        except Exception as error:
-            raise _damaged(self._path, error) from error
-        if cursor.valid():
-            raise CorruptRecord("the database was not read to its end", path=self._path, offset=0)
+        return _pieces(self._database, self._path)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key. Raises CorruptRecord."""
-        try:
-            value: bytes | None = self._database.get(key)
-        except Exception as error:
-            raise _damaged(self._path, error) from error
-        return value
+        return _get(self._database, self._path, key)
 
     def from_key(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) from a key on, in order. Raises CorruptRecord."""
@@ -107,7 +85,7 @@ class RocksReader:
         while cursor.valid():
             yield cursor.key(), cursor.value()
             cursor.next()
-        self._check(cursor)
+        _check_end(cursor, self._path)
 
     def close(self) -> None:
         self._database.close()
@@ -120,25 +98,8 @@ class RocksWriter:
     def __init__(self, path: str, *, is_large: bool) -> None:
         self._binding = binding = _binding(path)
         self._path = path
-        tables = binding.BlockBasedOptions()
-        tables.set_format_version(_FORMAT_VERSION)
-        tables.set_checksum_type(binding.ChecksumType.xxhash())
-        options = binding.Options(raw_mode=True)
-        options.create_if_missing(True)
+        options = _options(binding, is_large=is_large)
         options.set_error_if_exists(True)
-        options.set_keep_log_file_num(30)
-        if is_large:
-            tables.set_block_size(_BLOCK_SIZE)
-            tables.set_bloom_filter(_BLOOM_BITS, False)
-            tables.set_cache_index_and_filter_blocks(True)
-            options.set_compression_type(binding.DBCompressionType.lz4())
-            options.set_write_buffer_size(_WRITE_BUFFER_SIZE)
-            options.set_target_file_size_base(_TABLE_SIZE)
-            options.set_max_bytes_for_level_base(256 << 20)
-            options.set_level_compaction_dynamic_level_bytes(True)
-        else:
-            options.set_compression_type(binding.DBCompressionType.none())
-        options.set_block_based_table_factory(tables)
         self._unlogged = binding.WriteOptions()
         self._unlogged.disable_wal = True  # `finish` makes it durable, and it is not read before
         try:
@@ -163,12 +124,115 @@ class RocksWriter:
         except Exception as error:
             raise StorageError(f"{self._path}: {error}") from error
         self.close()
-        os.unlink(os.path.join(self._path, "rocksdict-config.json"))
+        os.unlink(os.path.join(self._path, _CONFIGURATION))
         _sync_directory(self._path)
         _sync_directory(os.path.dirname(self._path) or ".")
 
     def close(self) -> None:
         self._database.close()
+
+
+class RocksDatabase:
+    """One database in use. Blocks. One worker writes; any thread may read.
+
+    Its files stay as Apache's bookie reads them. A batch is made durable by a sync of the write-ahead log outside of
+    the binding, which would hold Python's lock meanwhile.
+    """
+
+    def __init__(self, path: str, *, is_large: bool, may_be_cut: bool) -> None:
+        self._binding = binding = _binding(path)
+        self._path = path
+        options = _options(binding, is_large=is_large)
+        modes = binding.DBRecoveryMode
+        options.set_wal_recovery_mode(modes.point_in_time() if may_be_cut else modes.tolerate_corrupted_tail_records())
+        options.set_paranoid_checks(True)
+        try:
+            self._database = binding.Rdict(path, options)
+        except Exception as error:
+            if "LOCK" in str(error) and os.path.exists(os.path.join(path, "LOCK")):
+                raise DirectoryInUse(f"{path} is in use by another process: {error}") from error
+            raise _error(path, error) from error
+        self._is_open = True
+        with open(os.path.join(path, "IDENTITY"), "rb") as file:
+            self._identity = zlib.crc32(file.read())
+        _sync_directory(path)
+        _sync_directory(os.path.dirname(path) or ".")
+
+    def version(self) -> tuple[int, int]:
+        return self._identity, int(self._database.latest_sequence_number())
+
+    def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield (keys, values) of the whole database, in the order of the keys. Raises CorruptRecord."""
+        return _pieces(self._database, self._path)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key. Raises CorruptRecord."""
+        return _get(self._database, self._path, key)
+
+    def last_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """Return the last key below this one, and its value. Raises CorruptRecord."""
+        try:
+            cursor = self._database.iter()
+            cursor.seek_for_prev(key)
+            if cursor.valid() and cursor.key() == key:
+                cursor.prev()
+            cursor.status()
+            return (cursor.key(), cursor.value()) if cursor.valid() else None
+        except Exception as error:
+            raise _error(self._path, error) from error
+
+    def between(self, start: bytes, stop: bytes, count_max: int) -> tuple[list[bytes], list[bytes]]:
+        """Return up to `count_max` (keys, values) from `start` to before `stop`. Raises CorruptRecord."""
+        try:
+            bounds = self._binding.ReadOptions()
+            bounds.set_iterate_upper_bound(stop)
+            pairs = list(islice(self._database.items(from_key=start, read_opt=bounds), count_max))
+            if len(pairs) < count_max:
+                # The iterator also ends silently at damage.
+                cursor = self._database.iter(bounds)
+                cursor.seek(pairs[-1][0] if pairs else start)
+                if pairs and cursor.valid():
+                    cursor.next()
+                cursor.status()
+        except Exception as error:
+            raise _error(self._path, error) from error
+        return [key for key, _ in pairs], [value for _, value in pairs]
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Do as `Database.write`. Raises: CorruptRecord, DiskFull, StorageError."""
+        batch = self._binding.WriteBatch(raw_mode=True)
+        for start, stop in deleted:
+            batch.delete_range(start, stop)
+        for key, value in zip(keys, values, strict=True):
+            batch[key] = value
+        try:
+            self._database.write(batch)
+        except Exception as error:
+            if "No space left" in str(error):
+                raise DiskFull(f"{self._path}: {error}") from error
+            raise _error(self._path, error) from error
+        try:
+            self._sync_log()
+        except OSError as error:
+            raise StorageError(f"{self._path}: sync failed: {error}") from error
+
+    def _sync_log(self) -> None:
+        """Sync the write-ahead logs. One that is missing by now is in tables, which RocksDB has synced."""
+        for name in os.listdir(self._path):
+            if name.endswith(".log"):
+                with contextlib.suppress(FileNotFoundError):
+                    _sync(os.path.join(self._path, name), os.O_RDONLY)
+        _sync_directory(self._path)
+
+    def close(self) -> None:
+        """Close it, without the binding's own file. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._database.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._path, _CONFIGURATION))
 
 
 class RocksLock:
@@ -208,6 +272,13 @@ class RocksDatabases:
     def create(self, path: str, *, is_large: bool) -> RocksWriter:
         return RocksWriter(path, is_large=is_large)
 
+    def open(self, path: str, *, is_large: bool, may_be_cut: bool) -> RocksDatabase:
+        return RocksDatabase(path, is_large=is_large, may_be_cut=may_be_cut)
+
+    def rename(self, path: str, target: str) -> None:
+        os.rename(path, target)
+        _sync_directory(os.path.dirname(path) or ".")
+
     def remove(self, path: str) -> None:
         if os.path.isdir(path):
             shutil.rmtree(path)
@@ -218,8 +289,79 @@ def _damaged(path: str, error: Exception, remedy: str = "") -> CorruptRecord:
     return CorruptRecord(f"the RocksDB database cannot be read: {error}{remedy}", path=path, offset=0)
 
 
+def _error(path: str, error: Exception) -> StorageError:
+    """Return what a failed call means: damage, or a failure that says nothing about the content."""
+    text = str(error)
+    if any(sign in text for sign in _SIGNS_OF_DAMAGE):
+        return _damaged(path, error)
+    return StorageError(f"{path}: {text}")
+
+
+def _options(binding: Any, *, is_large: bool) -> Any:
+    """Return the options of a database that is written, as Apache's bookie has them."""
+    tables = binding.BlockBasedOptions()
+    tables.set_format_version(_FORMAT_VERSION)
+    tables.set_checksum_type(binding.ChecksumType.xxhash())
+    options = binding.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_keep_log_file_num(30)
+    if is_large:
+        tables.set_block_size(_BLOCK_SIZE)
+        tables.set_bloom_filter(_BLOOM_BITS, False)
+        tables.set_cache_index_and_filter_blocks(True)
+        options.set_compression_type(binding.DBCompressionType.lz4())
+        options.set_write_buffer_size(_WRITE_BUFFER_SIZE)
+        options.set_target_file_size_base(_TABLE_SIZE)
+        options.set_max_bytes_for_level_base(256 << 20)
+        options.set_level_compaction_dynamic_level_bytes(True)
+    else:
+        options.set_compression_type(binding.DBCompressionType.none())
+    options.set_block_based_table_factory(tables)
+    return options
+
+
+def _get(database: Any, path: str, key: bytes) -> bytes | None:
+    try:
+        value: bytes | None = database.get(key)
+    except Exception as error:
+        raise _error(path, error) from error
+    return value
+
+
+def _pieces(database: Any, path: str) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    items = database.items()
+    last = None
+    while batch := list(islice(items, PIECE_COUNT)):
+        keys, values = map(list, zip(*batch, strict=True))
+        last = keys[-1]
+        yield keys, values
+    # The iterator also ends silently at damage.
+    cursor = database.iter()
+    if last is None:
+        cursor.seek_to_first()
+    else:
+        cursor.seek(last)
+        if cursor.valid():
+            cursor.next()
+    _check_end(cursor, path)
+
+
+def _check_end(cursor: Any, path: str) -> None:
+    """Raise CorruptRecord unless the cursor has come to the end of the database."""
+    try:
+        cursor.status()
+    except Exception as error:
+        raise _error(path, error) from error
+    if cursor.valid():
+        raise CorruptRecord("the database was not read to its end", path=path, offset=0)
+
+
 def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -61,12 +61,19 @@ class ToIndexFiles(Conversion):
             raise StorageError(f"{missing[0]}: the database is missing. No file was changed. Restore it first")
         self._check_nothing_aside()
         for directory in self._indexes:
-            if names := self._index_names(directory):
+            if names := [name for name in self._index_names(directory) if self._counts(directory, name)]:
                 raise StorageError(
                     f"{directory} holds RocksDB databases and {len(names):,} index files, so it is unknown which "
                     "count. No file was changed. If the bookie ran with DbLedgerStorage, move the index files away "
                     f"({names[0]} ...)"
                 )
+
+    def _counts(self, directory: str, name: str) -> bool:
+        """Report whether a file is of an index in files. A bookie on databases has a catalog that names no ledger."""
+        if name != catalog_format.FILE_NAME:
+            return True
+        data = self._disk.read_bytes(posixpath.join(directory, name))
+        return bool(catalog_format.parse(data, self._page_size).ledgers)
 
     def _survey(self) -> Survey:
         self._ids = None

@@ -29,3 +29,12 @@ def test_a_right_checksum_over_other_content(body: bytes) -> None:
     contents = layout.parse(data, 64)
     assert list(contents.ledgers) == [5]
     assert contents.problem
+
+
+def test_versions_of_databases() -> None:
+    contents = layout.Contents(64, versions=(7, 1 << 40, 0, 3))
+    data = b"".join(layout.pack(contents))
+    assert layout.parse(data, 64).versions == contents.versions
+    newer = data + layout.pack_versions((7, (1 << 40) + 1, 0, 3))
+    assert layout.parse(newer, 64).versions == (7, (1 << 40) + 1, 0, 3)
+    assert layout.parse(b"".join(layout.pack(layout.Contents(64))), 64).versions == ()

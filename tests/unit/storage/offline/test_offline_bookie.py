@@ -80,3 +80,10 @@ def test_which_kind_of_directory_is_missing() -> None:
     assert (list(found.problems), found.has_all_indexes) == (["/y"], False)
     found = bookie_at(disk_with(own, "/l", "/x", "/y"), "/l")
     assert (list(found.problems), found.has_all_indexes) == (["/j"], True)
+
+
+def test_the_kind_of_index_is_what_is_there() -> None:
+    disk = disk_with(cookie("/b/journal", "/b/ledgers"), "/b/journal", "/b/ledgers")
+    assert bookie_at(disk, "/b/ledgers").config().ledger_index == "files"
+    disk.make_directories("/b/ledgers/current/locations")
+    assert bookie_at(disk, "/b/journal").config().ledger_index == "rocksdb"

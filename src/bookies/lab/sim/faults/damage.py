@@ -32,6 +32,7 @@ from bookies.errors import (
 )
 from bookies.kernels import Adds, Records, digest
 from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.disk import PROCESS_DIES, SimDisk
 from bookies.lab.sim.world.loop import Participant, SimLoop
 from bookies.lab.sim.world.workers import SimWorkers
@@ -131,6 +132,7 @@ def live(disk: SimDisk, seed: object, script: Script, *, stops: bool, config: Bo
 
     async def main() -> None:
         store = LedgerStore(runtime, config, failures.append)
+        store.databases = SimDatabases(disk)
         await store.start()
         try:
             await script(store)

@@ -296,6 +296,15 @@ numbers: producers whose numbered entries any leader may repeat, and appends tha
     targeted update_probability 0.2, answer_probability 0.02
     clients  IMPATIENT
 
+databases: bookies whose index is in databases make checkpoints all the time, collect, and crash
+    run      bookies 4, duration_s 2, collects True
+    plan     writers 3, recoverers 2, readers 1, deleters 2, replicators 1, quorums 3/3/2 3/2/2 2/2/2, entries_min 5,
+             entries_max 30, pause_ms 10, recovery_ms 300, read_ms 60, delete_ms 300, ledgers_max 6
+    faults   gap_ms 120, crash bookie 4, crash bookie in a disk call 6, fail disk calls 2, fill disk 1, slow disk 1,
+             crash all bookies 1, kill client 1
+    bookies  checkpoint_interval_ms 100, entry_log_size_max 4096, COLLECTING, gc_interval_ms 300, gc_quarantine_ms 150,
+             major_compaction_interval_ms 400, major_compaction_threshold 95, scrub_period_ms 800, ledger_index rocksdb
+
 collecting: ledgers are deleted all the time, and bookies release their space as fast as possible, and crash
     run      bookies 4, duration_s 1.2, collects True
     plan     writers 3, recoverers 1, readers 1, deleters 3, replicators 1, quorums 3/3/2 3/2/2 2/2/2, entries_min 5,

@@ -21,6 +21,7 @@ from bookies.bookie.storage_port import Storage
 from bookies.client.client import Client
 from bookies.config import BookieConfig, ClientConfig, RecoveryConfig
 from bookies.errors import MetadataError
+from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.deferring import Deferring
 from bookies.lab.sim.world.disk import PROCESS_DIES, Loss, SimDisk
 from bookies.lab.sim.world.faulty_storage import FaultyStorage, StorageFaults
@@ -208,6 +209,7 @@ class SimCluster:
                 await driver.open()
                 server = BookieServer(runtime, bookie.config, driver, partial(self._wrap, bookie))
                 server.store.observer = _Observer(self, bookie)
+                server.store.databases = SimDatabases(bookie.disk)
                 await server.start()
                 bookie.server = server
                 if self.witness is not None:

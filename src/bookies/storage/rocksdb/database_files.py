@@ -1,0 +1,408 @@
+"""The index in the databases of Apache's DbLedgerStorage, behind the interface of index files.
+
+A ledger's "file" is its value in `ledgers` and its keys in `locations`; a page is a range of these keys. RocksDB checks
+what it reads, and a batch is durable as a whole, so the catalog describes no ledger here.
+
+Invariants
+- A write is one synced batch of locations, then one of ledger data (storage 6.5). The caller has synced the entry logs
+  (R-2), and persists no mark before `write` has returned.
+- A database that is damaged, missing, or older than the catalog says is replaced by an empty one, and what it had is
+  rebuilt. A marker (`REBUILD`) stands beside it until the start's checkpoint has made the ledgers' states durable.
+- After damage while the bookie serves, the marker is written and `IndexDamaged` ends the process.
+- The locations of a removed ledger go before its data, so that an id that comes back finds no old locations.
+
+Blocks. Source: storage 6.3 to 6.6, 10.2.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from bookies.errors import CorruptRecord, DiskFull, StorageError
+from bookies.runtime.ports import Buffer, Disk
+from bookies.storage.disks.durable_files import SyncFailed, replace_bytes, unlink_all
+from bookies.storage.identity.index_kind import LOCATIONS
+from bookies.storage.index import index_format as layout
+from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex
+from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
+from bookies.storage.index.slot_scans import extend_runs
+from bookies.storage.rocksdb import rocksdb_format
+from bookies.storage.rocksdb.rocksdb_format import LEDGERS, Database, Databases
+
+T = TypeVar("T")
+
+REBUILD = ".rebuild"  # a file beside a database of this name: what the database had must be rebuilt
+DAMAGED = ".damaged"  # of a database that was replaced
+WRITE_LEDGERS_MAX = 4096  # ledgers of one batch
+WIDE = bytes(8)  # the end of keys of 16 bytes in `ledgers` (Q-10)
+LIMBO_TAG = b"\x28"  # of the field `limbo` in a ledger's data
+
+
+class OpenedDatabases(Struct):
+    """The content of the databases at the start.
+
+    `paths`: of all ledgers, by id; see `path_of`. `uncertain`: headers of ledgers in limbo or rebuilding. `lost`: by
+    the name of a database, why it is empty now. `needs_check`: Apache's integrity check has not finished, or a hole was
+    noted.
+    """
+
+    paths: dict[int, str] = field(default_factory=dict)
+    uncertain: dict[int, IndexHeader] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    needs_check: bool = False
+
+    def holes(self, known: Sequence[str]) -> list[str]:
+        """Return why ledgers may exist that the index does not name. `known`: the holes in the catalog."""
+        if LEDGERS in self.lost:
+            return [f"the database {LEDGERS} was lost: {self.lost[LEDGERS]}"]
+        is_new = self.needs_check and not known
+        return ["an integrity check of Apache's bookie has not finished"] if is_new else []
+
+
+class OpenDatabases:
+    """The databases of one index directory while the bookie runs. `directory`: its `current`."""
+
+    locations: Database
+    ledgers: Database
+
+    def __init__(self, disk: Disk, databases: Databases, directory: str) -> None:
+        self.directory = directory
+        self.has_flag = False
+        self._failure: SyncFailed | None = None  # of a write; no other follows
+        self._refused: set[int] = set()  # numbers of databases that a full disk has stopped
+        self._written: list[tuple[int, int]] = []  # their versions after the last write
+        self._disk = disk
+        self._databases = databases
+        self._paths = rocksdb_format.paths_in(directory)
+        self._open: list[Database] = []
+
+    def open(self, versions: Sequence[int], *, is_new: bool, may_be_cut: bool) -> OpenedDatabases:
+        """Open the databases, replacing those that are damaged.
+
+        `versions`: of `locations` and `ledgers` as `versions` returned them, empty without a note. `is_new`: missing
+        databases are no damage. `may_be_cut`: this bookie has written last, so what a power failure has torn was
+        written after `versions`, and the journal has it. Raises: DirectoryInUse, StorageError, OSError.
+        """
+        opened = OpenedDatabases()
+        for number, path in enumerate(self._paths):
+            noted = tuple(versions[2 * number : 2 * number + 2])
+            database, problem = self._opened(path, noted, is_new=is_new, may_be_cut=may_be_cut)
+            if problem:
+                opened.lost[posixpath.basename(path)] = problem
+            self._open.append(database)
+        self.locations, self.ledgers = self._open
+        self._written = [database.version() for database in self._open]
+        try:
+            self._read_ledgers(opened)
+        except CorruptRecord as error:
+            opened.lost[LEDGERS] = str(error)
+            self._open[1] = self.ledgers = self._replaced(self._paths[1], str(error))
+            self._written[1] = self.ledgers.version()
+            opened.paths, opened.uncertain = {}, {}
+        return opened
+
+    def _opened(self, path: str, noted: Sequence[int], *, is_new: bool, may_be_cut: bool) -> tuple[Database, str]:
+        """Return (the database, why it is an empty one)."""
+        problem = ""
+        if self._disk.exists(path + REBUILD):
+            problem = self._disk.read_bytes(path + REBUILD).decode("utf-8", "replace").strip()
+        elif not self._databases.exists(path):
+            if is_new:
+                return self._database(path), ""
+            problem = "it is missing"
+        else:
+            try:
+                database = self._database(path, may_be_cut=may_be_cut)
+                identity, changes = database.version()
+                if not noted or (identity == noted[0] and changes >= noted[1]):
+                    return database, ""
+                database.close()
+                is_same = identity == noted[0]
+                problem = f"it ends at change {changes:,} of {noted[1]:,}" if is_same else "it is another database"
+            except CorruptRecord as error:
+                problem = str(error)
+        return self._replaced(path, problem), problem
+
+    def _database(self, path: str, *, may_be_cut: bool = False) -> Database:
+        return self._databases.open(path, is_large=path == self._paths[0], may_be_cut=may_be_cut)
+
+    def _replaced(self, path: str, problem: str) -> Database:
+        for database, other in zip(self._open, self._paths, strict=False):
+            if other == path:
+                database.close()
+        self._mark(path, problem)
+        if self._disk.exists(path):
+            self._databases.remove(path + DAMAGED)
+            self._databases.rename(path, path + DAMAGED)
+        return self._database(path)
+
+    def _mark(self, path: str, problem: str) -> None:
+        replace_bytes(self._disk, path + REBUILD, problem.encode() + b"\n")
+
+    def _read_ledgers(self, opened: OpenedDatabases) -> None:
+        """Read ids and uncertain headers. Give keys of 16 bytes their usual form. Raises CorruptRecord."""
+        path = self._paths[1]
+        wide: dict[bytes, bytes] = {}
+        for keys, values in self.ledgers.pieces():
+            for key, value in zip(keys, values, strict=True):
+                if len(key) not in (8, 16):
+                    raise CorruptRecord(f"a key has {len(key)} bytes, not 8 or 16", path=path, offset=0)
+                ledger_id = int.from_bytes(key[:8], "big", signed=True)
+                if len(key) == 16 and ledger_id >= 0:
+                    wide[key[:8]] = value
+                elif ledger_id >= 0:
+                    opened.paths[ledger_id] = posixpath.join(self.directory, path_of(ledger_id))
+                    if LIMBO_TAG in value:
+                        header = rocksdb_format.parse_ledger_data(value, path, ledger_id)
+                        if header.is_uncertain:
+                            opened.uncertain[ledger_id] = header
+        if wide:
+            opened.paths |= {
+                ledger_id: posixpath.join(self.directory, path_of(ledger_id)) for ledger_id in self._narrow(wide)
+            }
+        opened.needs_check = self.has_flag = rocksdb_format.needs_integrity_check(self.ledgers)
+
+    def _narrow(self, wide: Mapping[bytes, bytes]) -> list[int]:
+        """Replace keys of 16 bytes; return the ledgers that had no other. A promise in either form counts."""
+        values, new = [], []
+        for key, value in wide.items():
+            ledger_id = int.from_bytes(key, "big")
+            other = self.ledgers.get(key)
+            if other is None:
+                new.append(ledger_id)
+                values.append(value)
+            else:
+                state = rocksdb_format.parse_ledger_data(value, self._paths[1], ledger_id).state
+                header = rocksdb_format.parse_ledger_data(other, self._paths[1], ledger_id)
+                values.append(rocksdb_format.pack_ledger_data(header.with_state(state)))
+        self.ledgers.write(list(wide), values, [(key + WIDE, key + WIDE + b"\0") for key in wide])
+        return new
+
+    def settled(self) -> None:
+        """Forget that databases were replaced: the states of all ledgers are durable. Raises: OSError, SyncFailed."""
+        unlink_all(self._disk, [path + REBUILD for path in self._paths if self._disk.exists(path + REBUILD)])
+
+    def versions(self) -> tuple[int, ...]:
+        """Return the versions of both databases."""
+        return tuple(number for database in self._open for number in database.version())
+
+    def checked(self, call: Callable[..., T], *arguments: object) -> T:
+        """Return the call's result. Raises IndexDamaged in place of CorruptRecord; then the next start rebuilds."""
+        try:
+            return call(*arguments)
+        except CorruptRecord as error:
+            raise self.damaged(error) from error
+
+    def damaged(self, error: CorruptRecord) -> IndexDamaged:
+        """Have the next start rebuild the database. Return the error to raise."""
+        path = self._paths[error.path.startswith(self._paths[1])]
+        try:
+            self._mark(path, str(error))
+        except (OSError, StorageError) as problem:
+            return IndexDamaged(path, f"{error}; and the next start will not know: {problem}")
+        return IndexDamaged(path, f"{error}. The next start rebuilds the index from the entry logs")
+
+    def write(
+        self,
+        name: str,
+        keys: Sequence[bytes] = (),
+        values: Sequence[bytes] = (),
+        deleted: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Write to the database of this name; see `Database.write`.
+
+        Raises: DiskFull, after which it may be tried again; SyncFailed: the process must end.
+        """
+        number = rocksdb_format.NAMES.index(name)
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if number in self._refused:
+                self._reopen(number)
+            self.checked(self._open[number].write, keys, values, deleted)
+            self._written[number] = self._open[number].version()
+        except DiskFull:
+            self._refused.add(number)
+            raise
+        except IndexDamaged as error:
+            self._failure = error
+            raise
+        except StorageError as error:
+            problem = f"{error}; the journal has what was not written"
+            self._failure = SyncFailed(self._paths[number], problem)
+            raise self._failure from error
+
+    def _reopen(self, number: int) -> None:
+        """Open a database again that a full disk has stopped. A read meanwhile fails. Raises StorageError."""
+        path = self._paths[number]
+        self._open[number].close()
+        self._open[number] = self.checked(partial(self._database, path, may_be_cut=True))
+        self.locations, self.ledgers = self._open
+        if self._open[number].version() < self._written[number]:
+            raise self.damaged(CorruptRecord("the last writes are missing", path=path, offset=0))
+        self._refused.remove(number)
+
+    def close(self) -> None:
+        """Close the databases. Idempotent."""
+        for database in self._open:
+            database.close()
+        self._open.clear()
+
+
+def path_of(ledger_id: int) -> str:
+    """Return the name of a ledger in place of the path of an index file."""
+    return f"{LOCATIONS}/{ledger_id}"
+
+
+def _ledger_of(path: str) -> int:
+    return int(posixpath.basename(path))
+
+
+class DatabaseFiles(IndexFiles):
+    """The ledgers of open databases, as files. All instances share the databases; the writer closes them."""
+
+    checks_itself = True
+    path_of = staticmethod(path_of)
+
+    def __init__(self, disk: Disk, page_size: int, shared: OpenDatabases, open_files_max: int, mode: str) -> None:
+        super().__init__(disk, page_size, open_files_max, mode)
+        self.written_max = WRITE_LEDGERS_MAX
+        self.padded_size = 0
+        self._shared = shared
+        self._per_page = layout.slots_per_page(page_size)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def load(self, path: str) -> LoadedIndex:
+        """Return header and extent. Raises: FileNotFoundError; IndexDamaged."""
+        shared, ledger_id = self._shared, _ledger_of(path)
+        value = shared.checked(shared.ledgers.get, rocksdb_format.pack_key(ledger_id))
+        if value is None:
+            raise FileNotFoundError(path)
+        header, problem = None, None
+        try:
+            header = rocksdb_format.parse_ledger_data(value, path, ledger_id)
+        except CorruptRecord as error:
+            problem = error
+        last = shared.checked(shared.locations.last_before, _key(ledger_id, rocksdb_format.ID_MAX))
+        last_id = -1 if last is None else _entry_id(last[0], ledger_id)
+        if last_id < 0:
+            return LoadedIndex(header, layout.HEADER_SIZE, problem=problem)
+        page = last_id // self._per_page
+        size = layout.page_offset(page + 1, self.page_size)
+        return LoadedIndex(header, size, last_id, page, self.read_page(path, page), problem)
+
+    def read_page(self, path: str, page: int) -> bytes:
+        """Return a page up to its last slot that is set. Raises IndexDamaged."""
+        ledger_id, first = _ledger_of(path), page * self._per_page
+        start, stop = _key(ledger_id, first), _key(ledger_id, first + self._per_page)
+        keys, values = self._shared.checked(self._shared.locations.between, start, stop, self._per_page)
+        if not keys:
+            return b""
+        wrong = next((value for value in values if len(value) != SLOT_SIZE), None)
+        if wrong is not None:
+            problem = f"a location has {len(wrong)} bytes, not {SLOT_SIZE}"
+            raise self._shared.damaged(CorruptRecord(problem, path=path, offset=0, ledger_id=ledger_id))
+        last_id = _entry_id(keys[-1], ledger_id)
+        if last_id - first == len(keys) - 1:
+            return b"".join(values)
+        data = bytearray((last_id - first + 1) * SLOT_SIZE)
+        for key, value in zip(keys, values, strict=True):
+            at = (_entry_id(key, ledger_id) - first) * SLOT_SIZE
+            data[at : at + SLOT_SIZE] = value
+        return bytes(data)
+
+    def slots(self, path: str, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[int, bytes, bool]]:
+        """Yield (page, its data, True) of all pages. Raises IndexDamaged."""
+        page = -1
+        while (page := self._next_page(path, page + 1)) != sys.maxsize:
+            yield page, self.read_page(path, page), True
+
+    def _next_page(self, path: str | None, page: int) -> int:
+        if path is None:
+            return sys.maxsize
+        ledger_id = _ledger_of(path)
+        start, stop = _key(ledger_id, page * self._per_page), _key(ledger_id, rocksdb_format.ID_MAX)
+        keys, _ = self._shared.checked(self._shared.locations.between, start, stop, 1)
+        return _entry_id(keys[0], ledger_id) // self._per_page if keys else sys.maxsize
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def write(self, writes: Sequence[IndexWrite]) -> list[int]:
+        """Make all changes durable: locations, then ledger data. Return the sizes that files would have.
+
+        Raises: DiskFull, after which it may be tried again; SyncFailed: the process must end.
+        """
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        data_keys: list[bytes] = []
+        data: list[bytes] = []
+        sizes: list[int] = []
+        for change in writes:
+            ledger_id = _ledger_of(change.path)
+            for page, slots in change.pages:
+                low, high = change.changed[page]
+                _add(ledger_id, page * self._per_page + low, slots[low * SLOT_SIZE : high * SLOT_SIZE], keys, values)
+            if change.header is not None:
+                data_keys.append(rocksdb_format.pack_key(ledger_id))
+                data.append(rocksdb_format.pack_ledger_data(layout.parse_header(change.header)))
+            sizes.append(layout.page_offset(change.pages[-1][0] + 1, self.page_size) if change.pages else 0)
+        if keys:
+            self._shared.write(LOCATIONS, keys, values)
+        if data:
+            self._shared.write(LEDGERS, data_keys, data)
+        return sizes
+
+    def versions(self) -> tuple[int, ...]:
+        """Return how many changes of each database are durable."""
+        return self._shared.versions()
+
+    def note_holes(self, *, has_holes: bool) -> None:
+        """Keep Apache's flag for an unfinished integrity check while there are holes. Raises as `write`."""
+        shared = self._shared
+        if has_holes != shared.has_flag:
+            key, flags = rocksdb_format.pack_key(rocksdb_format.FLAGS_LEDGER_ID), int(has_holes)
+            shared.write(LEDGERS, [key], [flags.to_bytes(8, "big")])
+            shared.has_flag = has_holes
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Remove ledgers durably, first their locations. Raises SyncFailed."""
+        ledger_ids = [_ledger_of(path) for path in paths]
+        if not ledger_ids:
+            return
+        ranges = [(_key(ledger_id, 0), _key(ledger_id, rocksdb_format.ID_MAX)) for ledger_id in ledger_ids]
+        self._shared.write(LOCATIONS, deleted=ranges)
+        keys = [rocksdb_format.pack_key(ledger_id) for ledger_id in ledger_ids]
+        self._shared.write(LEDGERS, deleted=[(key, key + b"\0") for key in keys])
+
+    def forget(self, path: str) -> None:
+        """Do nothing: no file is open."""
+
+    def close(self) -> None:
+        """Close the databases if this is the writer."""
+        if self._mode != "r":
+            self._shared.close()
+
+
+def _key(ledger_id: int, entry_id: int) -> bytes:
+    return rocksdb_format.entry_keys(ledger_id, [min(entry_id, rocksdb_format.ID_MAX)])[0]
+
+
+def _entry_id(key: bytes, ledger_id: int) -> int:
+    """Return the entry of a key; -1 for a key of another ledger."""
+    return int.from_bytes(key[8:], "big") if key[:8] == rocksdb_format.pack_key(ledger_id) else -1
+
+
+def _add(ledger_id: int, first: int, slots: Buffer, keys: list[bytes], values: list[bytes]) -> None:
+    """Append the keys and locations of the slots that are set. `first`: the entry of the first slot."""
+    data = bytes(slots)
+    runs: list[range] = []
+    extend_runs(runs, data, first)
+    for run in runs:
+        keys += rocksdb_format.entry_keys(ledger_id, run)
+        start = (run.start - first) * SLOT_SIZE
+        values += [data[at : at + SLOT_SIZE] for at in range(start, start + len(run) * SLOT_SIZE, SLOT_SIZE)]
