@@ -8,18 +8,18 @@ from tests.sim.recovery_world import World, run
 
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.balance import BalancePlan
-from bookies.replication.operator import Balance, Operator
+from bookies.replication.repair.balance import Balance, Slack
 
-TOLERANCE = 0.1
+SLACK = Slack(0.1, 0.1)
 
 
 def balance_of(world: World, pace: RateLimit | None = None) -> Balance:
     user = world.user
-    return Balance(Operator(user.runtime, user.client, user.driver, user.name), pace)
+    return Balance(user.runtime, user.client, user.driver, user.name, pace)
 
 
 async def planned(world: World) -> BalancePlan:
-    plan = await world.act(balance_of(world).plan(TOLERANCE))
+    plan = await world.act(balance_of(world).plan(SLACK))
     assert isinstance(plan, BalancePlan)
     return plan
 

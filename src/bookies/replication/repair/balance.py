@@ -3,35 +3,42 @@
 The plan follows from the records and the disk sizes that bookies report; no state is stored. So a balance can be
 aborted at any time, and continues with a new plan: moved replicas stay where they are. Each replica is copied, then
 swapped in the record, under the ledger's lock. The source deletes its copy in its next collection of surplus replicas.
-Source: pains 27.
+
+Operators start it, and the auditor does (`auditor/automatic_balance.py`). Source: pains 27.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.client import Client
 from bookies.client.repair.replication import Account, CopyProgress
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, MetadataError, VersionConflict
+from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.metadata.shared import BookieNotes
-from bookies.model import BookieId, BookieMode
+from bookies.metadata.shared.bookie_notes import Notes
+from bookies.model import BookieId, BookieMode, Ensemble
+from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.pacing import RateLimit
+from bookies.protocol.placement.placement import judge
 from bookies.protocol.repair import Fragment
-from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Movable, givers, plan_balance, shares_of
+from bookies.protocol.repair.balance import Balancer, BalanceMove, BalancePlan, Movable, obstacle_of
 from bookies.protocol.repair.drain import Forecast, interleaved, portion_of
 from bookies.protocol.repair.fragments import fragments_to_check
 from bookies.replication.base.replication_records import Coverage, records
-from bookies.replication.operator.operator_parts import Operator
+from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
-LANES = 8  # moves at a time
+LANES = 8  # ledgers at a time
+PLANNED_AT_ONCE = 50  # moves; then other tasks of the process may run
 
 
 class BalanceProgress(Struct, frozen=True):
@@ -46,13 +53,25 @@ class BalanceProgress(Struct, frozen=True):
 
 
 class BalanceResult(Struct):
-    """Result of a balance. `refused`: moves not made, and why: placement rules, or a change of the ledger."""
+    """Result of a balance. `refused`: moves not made, and why: placement rules, or a change of the ledger.
+
+    `stopped`: why the other moves were not tried; None: all were.
+    """
 
     moves: int = 0
     entries: int = 0
     size: int = 0
     took_s: float = 0.0
     refused: list[tuple[BalanceMove, str]] = field(default_factory=list)
+    stopped: str | None = None
+
+
+class Slack(Struct, frozen=True):
+    """Slack of bookies: fractions of their shares at which a balance begins and ends, and bytes that are no matter."""
+
+    begin: float
+    end: float
+    size_min: int = 0
 
 
 class _Ledger(Struct, frozen=True):
@@ -63,42 +82,126 @@ class _Ledger(Struct, frozen=True):
         return sum(move.size for move in self.moves)
 
 
+async def first_marked(driver: MetadataDriver) -> list[int]:
+    """Return some of the marked ledgers, if there are any. Raises `MetadataError`."""
+    async for ids in driver.recovery.marked_ids():
+        if ids:
+            return list(ids)
+    return []
+
+
+def announced_on(notes: Notes) -> dict[BookieId, str]:
+    """Return why bookies with notes neither give nor receive replicas."""
+    return {
+        bookie: "it is being drained" if note.draining is not None else "it is in maintenance"
+        for bookie, note in notes.by_bookie.items()
+    }
+
+
 class Balance:
-    """Balance of a cluster."""
+    """Balance of a cluster. `rate`: of records read, per second; `lanes`: ledgers at a time.
 
-    def __init__(self, operator: Operator, pace: RateLimit | None = None) -> None:
-        runtime, self._client, self._driver, self._owner = operator
+    `owner`: name in its locks. `obstacle`: is asked before each move, and returns why no replica may move, or None.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        client: Client,
+        driver: MetadataDriver,
+        owner: str,
+        pace: RateLimit | None = None,
+        *,
+        rate: float | None = None,
+        lanes: int = LANES,
+        obstacle: Callable[[], Awaitable[str | None]] | None = None,
+    ) -> None:
+        self.named: frozenset[BookieId] = frozenset()  # by records, as last planned
+        self._client, self._driver, self._owner = client, driver, owner
         self._pace = pace or RateLimit(None)
-        self._updating = partial(MetadataLoop, runtime, self._driver)
-        self._notes = BookieNotes(self._driver, runtime.clock.wall_ms)
+        self._rate = RateLimit(rate)
+        self._lanes = lanes
+        self._obstacle = obstacle
+        self._updating = partial(MetadataLoop, runtime, driver)
+        self._notes = BookieNotes(driver, runtime.clock.wall_ms)
 
-    async def plan(self, tolerance: float) -> BalancePlan:
-        """Plan the moves; change nothing. `tolerance`: fraction of its share that a bookie may exceed it by.
+    async def plan(self, slack: Slack) -> BalancePlan:
+        """Plan the moves; change nothing. Raises `MetadataError`.
 
-        Bookies that are not writable, or in maintenance, or being drained, neither give nor take. Raises
-        `MetadataError`, `BookieUnreachable` (a bookie does not report the size of its disks).
+        Bookies that are not writable, do not report the size of their disks, are in maintenance or being drained
+        neither give nor receive.
         """
-        avoided = (await self._notes.read()).avoided
-        writable = [
-            bookie for bookie in (await self._driver.bookies(BookieMode.WRITABLE)).bookies if bookie not in avoided
-        ]
-        spaces = await all_of(map(self._client.bookie_space, writable))
-        room = {bookie: total for bookie, (total, _) in zip(writable, spaces, strict=True)}
+        notes, modes = await self._notes.read(), await self._driver.modes()
+        excluded = announced_on(notes)
+        room: dict[BookieId, int] = {}
+        writable = [bookie for bookie, mode in modes.items() if mode is BookieMode.WRITABLE and bookie not in excluded]
+        for bookie, space in zip(writable, await all_of(map(self._space, writable)), strict=True):
+            if isinstance(space, str):
+                excluded[bookie] = space
+            else:
+                room[bookie] = space
         reaches: dict[int, tuple[int, int]] = {}
         held: dict[BookieId, int] = {}
-        async for page in records(self._driver, RateLimit(None), Coverage()):
+        named: set[BookieId] = set()
+        async for page in records(self._driver, self._rate, Coverage()):
+            for ledger in page:
+                if not is_given_up(ledger.metadata):
+                    named.update(ledger.metadata.bookies)
             for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
-                for movable, bookie in replicas:
-                    held[bookie] = held.get(bookie, 0) + movable.size
-        giving = givers(held, shares_of(held, room), tolerance) if room else []
-        by_giver: dict[BookieId, list[Movable]] = {bookie: [] for bookie in giving}
-        if giving:
-            async for page in records(self._driver, RateLimit(None), Coverage()):
-                for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
-                    for movable, bookie in replicas:
-                        if bookie in by_giver:
-                            by_giver[bookie].append(movable)
-        return plan_balance(held, room, by_giver, tolerance)
+                for replica, bookie in replicas:
+                    held[bookie] = held.get(bookie, 0) + replica.size
+        self.named = frozenset(named)
+        for bookie in sorted(named | modes.keys()):
+            if bookie not in room and bookie not in excluded:
+                excluded[bookie] = "it is read-only" if bookie in modes else "it is not registered"
+        missing = named - modes.keys()
+        obstacle = obstacle_of(
+            await self._driver.recovery.is_enabled(), missing, await first_marked(self._driver), announced_on(notes)
+        )
+        balancer = Balancer(held, room, slack.end, size_min=slack.size_min, worsens=await self._judge())
+        moves: list[BalanceMove] = []
+        if balancer.deviates(slack.begin):
+            moves = await self._moves(balancer, reaches)
+        tolerance = slack.end if moves else slack.begin
+        return replace(balancer.plan(moves), excluded=excluded, obstacle=obstacle, tolerance=tolerance)
+
+    async def _space(self, bookie: BookieId) -> int | str:
+        """Return the size of a bookie's disks in bytes, or why it is unknown."""
+        try:
+            return (await self._client.bookie_space(bookie))[0]
+        except (ClientClosed, MetadataError):
+            raise
+        except BookKeeperError as error:
+            return f"it does not report the size of its disks: {error}"
+
+    async def _judge(self) -> Callable[[Fragment, Ensemble], bool]:
+        """Return a function that reports whether another ensemble would place a fragment less well than its own."""
+        access = self._client.administration().access
+        await access.locate()
+        cluster = access.candidates().cluster
+
+        def worsens(fragment: Fragment, ensemble: Ensemble) -> bool:
+            before, after = (
+                judge(cluster.topology, cluster.policy, bookies, fragment.write_quorum, fragment.ack_quorum).adherence
+                for bookies in (fragment.ensemble, ensemble)
+            )
+            return after < before
+
+        return worsens
+
+    async def _moves(self, balancer: Balancer, reaches: dict[int, tuple[int, int]]) -> list[BalanceMove]:
+        async for page in records(self._driver, self._rate, Coverage()):
+            for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
+                for replica, bookie in replicas:
+                    if balancer.wants(bookie):
+                        balancer.offer(replica)
+        balancer.begin()
+        moves: list[BalanceMove] = []
+        while (move := balancer.next_move()) is not None:
+            moves.append(move)
+            if len(moves) % PLANNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return moves
 
     async def _replicas(self, ledger: Versioned, reaches: dict[int, tuple[int, int]]) -> list[tuple[Movable, BookieId]]:
         """Return the replicas of each finished fragment, by bookie.
@@ -122,7 +225,7 @@ class Balance:
                 await reader.close()
             last, length = reaches[record.ledger_id]
         return [
-            (Movable(record.ledger_id, fragment.first, position, fragment.ensemble, size), bookie)
+            (Movable(fragment, position, size), bookie)
             for fragment in fragments_to_check(record, last)
             if fragment.is_finished
             for position, bookie in enumerate(fragment.ensemble)
@@ -150,15 +253,22 @@ class Balance:
         async def lane() -> None:
             for ledger in waiting:  # One lane for all moves of a ledger, because it has one lock.
                 for move in ledger.moves:
-                    await self._move(move, result, list(plan.before), account)
+                    if self._obstacle is not None and (why := await self._obstacle()) is not None:
+                        result.stopped = why
+                    if result.stopped is not None:
+                        return
+                    await self._move(move, result, [*plan.before, *plan.excluded], account)
                     notify()
 
-        await all_of(lane() for _ in range(min(LANES, len(by_ledger))))
-        result.entries, result.size, result.took_s = account.totals.entries, account.totals.size, loop.time() - begun
+        try:
+            await all_of(lane() for _ in range(min(self._lanes, len(by_ledger))))
+        finally:
+            copied = account.totals
+            result.entries, result.size, result.took_s = copied.entries, copied.size, loop.time() - begun
         return result
 
     async def _move(
-        self, move: BalanceMove, result: BalanceResult, bookies: Sequence[BookieId], account: Account
+        self, move: BalanceMove, result: BalanceResult, bookies: Collection[BookieId], account: Account
     ) -> None:
         store = self._driver.recovery
         lock = await store.lock(move.ledger_id, self._owner, needs_mark=False)
@@ -177,7 +287,7 @@ class Balance:
     async def _copy(
         self,
         move: BalanceMove,
-        bookies: Sequence[BookieId],
+        bookies: Collection[BookieId],
         account: Account,
         lock: LedgerLock,
     ) -> str | None:
