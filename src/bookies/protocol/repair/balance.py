@@ -90,8 +90,8 @@ class BalancePlan(Struct, frozen=True):
                 reasons[bookie] = "holds its share, within the tolerance"
             elif excess > 0:
                 reasons[bookie] = (
-                    "holds too much, but no replica can move: each is of an unfinished fragment, larger than what is to "
-                    "move, on each possible target already, or would be placed less well there"
+                    "holds too much, but no replica can move: each is of an unfinished fragment, larger than what is "
+                    "to move, on each possible target already, or would be placed less well there"
                 )
             else:
                 reasons[bookie] = "holds too little, but no replica of another bookie can move to it"

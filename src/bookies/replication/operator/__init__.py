@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bookies.replication.base.operator_parts import Operator
 from bookies.replication.operator.drain import Drain
 from bookies.replication.operator.manual_repair import ManualRepair
-from bookies.replication.operator.operator_parts import Operator
 
 __all__ = ["Drain", "ManualRepair", "Operator"]

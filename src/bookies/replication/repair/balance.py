@@ -17,24 +17,23 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.client import Client
 from bookies.client.repair.replication import Account, CopyProgress
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, MetadataError, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.metadata.shared import BookieNotes
-from bookies.metadata.shared.bookie_notes import Notes
 from bookies.model import BookieId, BookieMode, Ensemble
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.placement import judge
 from bookies.protocol.repair import Fragment
-from bookies.protocol.repair.balance import Balancer, BalanceMove, BalancePlan, Movable, obstacle_of
+from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Balancer, Movable, obstacle_of
 from bookies.protocol.repair.drain import Forecast, interleaved, portion_of
 from bookies.protocol.repair.fragments import fragments_to_check
+from bookies.replication.base.membership import why_avoided
+from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.replication_records import Coverage, records
-from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
 LANES = 8  # ledgers at a time
@@ -90,26 +89,15 @@ async def first_marked(driver: MetadataDriver) -> list[int]:
     return []
 
 
-def announced_on(notes: Notes) -> dict[BookieId, str]:
-    """Return why bookies with notes neither give nor receive replicas."""
-    return {
-        bookie: "it is being drained" if note.draining is not None else "it is in maintenance"
-        for bookie, note in notes.by_bookie.items()
-    }
-
-
 class Balance:
     """Balance of a cluster. `rate`: of records read, per second; `lanes`: ledgers at a time.
 
-    `owner`: name in its locks. `obstacle`: is asked before each move, and returns why no replica may move, or None.
+    `obstacle`: is asked before each move, and returns why no replica may move, or None.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
-        client: Client,
-        driver: MetadataDriver,
-        owner: str,
+        operator: Operator,
         pace: RateLimit | None = None,
         *,
         rate: float | None = None,
@@ -117,13 +105,13 @@ class Balance:
         obstacle: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
         self.named: frozenset[BookieId] = frozenset()  # by records, as last planned
-        self._client, self._driver, self._owner = client, driver, owner
+        runtime, self._client, self._driver, self._owner = operator
         self._pace = pace or RateLimit(None)
         self._rate = RateLimit(rate)
         self._lanes = lanes
         self._obstacle = obstacle
-        self._updating = partial(MetadataLoop, runtime, driver)
-        self._notes = BookieNotes(driver, runtime.clock.wall_ms)
+        self._updating = partial(MetadataLoop, runtime, self._driver)
+        self._notes = BookieNotes(self._driver, runtime.clock.wall_ms)
 
     async def plan(self, slack: Slack) -> BalancePlan:
         """Plan the moves; change nothing. Raises `MetadataError`.
@@ -132,7 +120,8 @@ class Balance:
         neither give nor receive.
         """
         notes, modes = await self._notes.read(), await self._driver.modes()
-        excluded = announced_on(notes)
+        announced = {bookie: why_avoided(note) for bookie, note in notes.by_bookie.items()}
+        excluded = dict(announced)
         room: dict[BookieId, int] = {}
         writable = [bookie for bookie, mode in modes.items() if mode is BookieMode.WRITABLE and bookie not in excluded]
         for bookie, space in zip(writable, await all_of(map(self._space, writable)), strict=True):
@@ -156,7 +145,7 @@ class Balance:
                 excluded[bookie] = "it is read-only" if bookie in modes else "it is not registered"
         missing = named - modes.keys()
         obstacle = obstacle_of(
-            await self._driver.recovery.is_enabled(), missing, await first_marked(self._driver), announced_on(notes)
+            await self._driver.recovery.is_enabled(), missing, await first_marked(self._driver), announced
         )
         balancer = Balancer(held, room, slack.end, size_min=slack.size_min, worsens=await self._judge())
         moves: list[BalanceMove] = []

@@ -11,8 +11,8 @@ from bookies.model import BookieId, Ensemble
 from bookies.protocol.repair.balance import (
     OFFERS_MAX,
     REFUSALS_MAX,
-    Balancer,
     BalancePlan,
+    Balancer,
     Movable,
     obstacle_of,
     shares_of,

@@ -105,7 +105,7 @@ class Operators:
             totals.entries = totals.renewed = 0
 
     async def _balance(self, client: SimClient, bookie: BookieId) -> None:
-        balance = Balance(client.runtime, client.client, client.driver, client.name)
+        balance = Balance(Operator(client.runtime, client.client, client.driver, client.name))
         copied = 0
 
         def report(progress: BalanceProgress) -> None:
