@@ -33,9 +33,10 @@ RETRY_S = 60.0  # after something stood in the way, and after an election
 
 
 class Moved(Struct):
-    """Totals of the automatic balance of this process. `size`: bytes copied."""
+    """Totals of the automatic balance of this process. `entries`, `size`: copied; `size` in bytes."""
 
     replicas: int = 0
+    entries: int = 0
     size: int = 0
 
 
@@ -119,9 +120,10 @@ class AutomaticBalance:
         events.info("balance.began", replicas=len(plan.moves), bytes=plan.size, deviation=round(plan.imbalance, 3))
 
         def count(progress: BalanceProgress) -> None:
-            self.moved.size += progress.size_done - result.size
             self.moved.replicas += progress.moves_done - result.moves
-            result.size, result.moves = progress.size_done, progress.moves_done
+            self.moved.entries += progress.entries - result.entries
+            self.moved.size += progress.size_done - result.size
+            result.moves, result.entries, result.size = progress.moves_done, progress.entries, progress.size_done
 
         async def moving() -> None:
             done = await self._balance.run(plan, count)
