@@ -106,6 +106,45 @@ def test_the_auditor_fills_new_bookies_and_then_rests() -> None:
     run(scenario)
 
 
+def test_a_bookie_that_is_read_much_gives_what_is_read() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write((1, 1, 1)) for _ in range(60)]
+        crowded = max(
+            world.cluster.bookies, key=lambda name: sum(name in world.record(number).bookies for number in ledgers)
+        )
+        there = [ledger_id for ledger_id in ledgers if crowded in world.record(ledger_id).bookies]
+        slack = Slack(1.0, 1.0, rate_min=0)
+
+        async def read(count: int) -> None:
+            for ledger_id in there * count:
+                async with await world.user.client.open(ledger_id) as reader:
+                    assert len([entry async for entry in reader.read()]) == 30
+
+        async def plan_after_a_minute() -> BalancePlan:
+            await asyncio.sleep(60)
+            plan = await world.act(balance_of(world).plan(slack))
+            assert isinstance(plan, BalancePlan)
+            return plan
+
+        await plan_after_a_minute()
+        await world.act(read(5))
+        plan = await plan_after_a_minute()
+        assert plan.relieves
+        assert {move.source for move in plan.moves} == {crowded}
+        assert 0 < len(plan.moves) < len(there)
+        assert {move.ledger_id for move in plan.moves} <= set(there)
+        assert "because clients read much from it" in plan.reasons()[BookieId(crowded)]
+        await world.act(balance_of(world).run(plan))
+        await plan_after_a_minute()  # Copies are reads too, of the window before.
+        await world.act(read(5))
+        after = await plan_after_a_minute()
+        assert after.moves == []
+        assert max(after.read_rates.values()) < max(plan.read_rates.values())
+        assert all([await world.is_whole(each) for each in ledgers])
+
+    run(scenario)
+
+
 def test_nothing_moves_while_something_else_has_to_be_done() -> None:
     async def scenario(world: World) -> None:
         await with_new_bookies(world)

@@ -95,6 +95,7 @@ def described(plan: BalancePlan) -> dict[str, object]:
                 "bytes": plan.before[bookie],
                 "share": round(plan.shares[bookie]),
                 "after": plan.after[bookie],
+                "read_bytes_per_s": plan.read_rates.get(bookie),
                 "why": reasons[bookie],
             }
             for bookie in plan.before
@@ -102,6 +103,7 @@ def described(plan: BalancePlan) -> dict[str, object]:
         "excluded": dict(plan.excluded),
         "obstacle": plan.obstacle,
         "imbalance": round(plan.imbalance, 4),
+        "relieves": plan.relieves,
         "moves": len(plan.moves),
         "size": plan.size,
         "is_partial": plan.is_partial,
@@ -151,13 +153,18 @@ def _why_text(plan: BalancePlan) -> Iterator[str | Table]:
         share = plan.shares[bookie]
         return f"{100 * (plan.before[bookie] - share) / share:+.1f} %" if share else "-"
 
+    def reads(bookie: BookieId) -> str:
+        return f"{size_text(plan.read_rates[bookie])}/s" if bookie in plan.read_rates else "-"
+
     reasons = plan.reasons()
     rows = [
-        (bookie, size_text(plan.before[bookie]), size_text(plan.shares[bookie]), deviation(bookie), reasons[bookie])
-        for bookie in plan.before
+        (bookie, size_text(held), size_text(plan.shares[bookie]), deviation(bookie), reads(bookie), reasons[bookie])
+        for bookie, held in plan.before.items()
     ]
-    rows += [(bookie, "-", "-", "-", f"neither gives nor receives: {why}") for bookie, why in plan.excluded.items()]
-    yield Table(("bookie", "holds", "its share", "deviates", "why"), rows, (1, 2, 3))
+    rows += [
+        (bookie, "-", "-", "-", "-", f"neither gives nor receives: {why}") for bookie, why in plan.excluded.items()
+    ]
+    yield Table(("bookie", "holds", "its share", "deviates", "is read", "why"), rows, (1, 2, 3, 4))
     yield _summary(plan)
 
 

@@ -28,11 +28,12 @@ REFUSALS_MAX = 200  # replicas of a bookie that placement refuses for a taker; t
 
 
 class Movable(Struct, frozen=True):
-    """Replica of a finished fragment. `size`: bytes that the bookie at this position holds."""
+    """Replica of a finished fragment. `size`: bytes that the bookie at this position holds. `is_closed`: its ledger."""
 
     fragment: Fragment
     position: int
     size: int
+    is_closed: bool = True
 
 
 class BalanceMove(Struct, frozen=True):
@@ -54,6 +55,8 @@ class BalancePlan(Struct, frozen=True):
     obstacle: why an automatic balance moves nothing; None: it may move replicas.
     tolerance, size_min: the slack of a bookie.
     is_partial: there were too many replicas for one plan; the next one continues.
+    read_rates: bytes per second that clients read, by bookie that reports it.
+    relieves: the moves relieve bookies that are read much more than others.
     """
 
     moves: Sequence[BalanceMove]
@@ -65,6 +68,8 @@ class BalancePlan(Struct, frozen=True):
     tolerance: float = 0.0
     size_min: int = 0
     is_partial: bool = False
+    read_rates: Mapping[BookieId, int] = {}
+    relieves: bool = False
 
     @property
     def size(self) -> int:
@@ -85,7 +90,8 @@ class BalancePlan(Struct, frozen=True):
             excess = self.after[bookie] - share
             if gives[bookie] or takes[bookie]:
                 verb = "gives" if gives[bookie] else "receives"
-                reasons[bookie] = f"{verb} {gives[bookie] or takes[bookie]:,} replicas"
+                why = ", because clients read much from it" if gives[bookie] and self.relieves else ""
+                reasons[bookie] = f"{verb} {gives[bookie] or takes[bookie]:,} replicas{why}"
             elif abs(excess) <= slack_of(share, self.tolerance, self.size_min):
                 reasons[bookie] = "holds its share, within the tolerance"
             elif excess > 0:
@@ -175,12 +181,6 @@ class Balancer:
             bookie for bookie in self._fullest() if self._excess(bookie) > (0 if is_one_empty else self._slack(bookie))
         ]
 
-    def wants(self, bookie: BookieId) -> bool:
-        """Report whether replicas of this bookie are to be offered."""
-        waiting = self._waiting.get(bookie)
-        self._is_partial |= waiting is not None and len(waiting) >= self._offers_max
-        return waiting is not None and len(waiting) < self._offers_max
-
     def deviates(self, tolerance: float) -> bool:
         """Report whether a bookie deviates from its share by more than the slack with this tolerance."""
         return any(
@@ -188,10 +188,15 @@ class Balancer:
             for bookie, share in self.shares.items()
         )
 
-    def offer(self, replica: Movable) -> None:
-        """Add a replica that may move, of a bookie that `wants` it."""
-        if replica.size:
-            self._waiting[replica.fragment.ensemble[replica.position]].append(replica)
+    def offer(self, replica: Movable, bookie: BookieId) -> None:
+        """Add a bookie's replica that may move; those of bookies that do not give are ignored."""
+        waiting = self._waiting.get(bookie)
+        if waiting is None or not replica.size:
+            return
+        if len(waiting) < self._offers_max:
+            waiting.append(replica)
+        else:
+            self._is_partial = True
 
     def begin(self) -> None:
         """End the offers."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
 from msgspec import Struct
 
@@ -23,7 +24,7 @@ from bookies.protocol.repair.balance import BalancePlan, obstacle_of
 from bookies.replication.auditor.checks import PassReport
 from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.task_parts import TaskParts
-from bookies.replication.repair.balance import Balance, BalanceProgress, BalanceResult, Slack, first_marked
+from bookies.replication.repair.balance import RATE_MIN, Balance, BalanceProgress, BalanceResult, Slack, first_marked
 from bookies.runtime.tasks import all_of
 
 NAME = "balance"  # of its reports
@@ -54,6 +55,7 @@ class AutomaticBalance:
         self._parts = parts
         self._note = note
         self._is_begun = False
+        self._has_copied = False  # in the last round
         self._named: frozenset[BookieId] = frozenset()  # bookies in records, while replicas move
         self._balance = Balance(
             Operator(parts.runtime, parts.client, parts.driver, parts.owner),
@@ -85,14 +87,18 @@ class AutomaticBalance:
         obstacle, result = await self._obstacle(), BalanceResult()
         if obstacle is None:
             begin = END if self._is_begun else BEGIN
-            plan = await self._balance.plan(Slack(begin, END, config.balance_excess_size))
+            # What the copies of a round have read must not count as the load of their sources.
+            rate_min = inf if self._has_copied else RATE_MIN
+            plan = await self._balance.plan(Slack(begin, END, config.balance_excess_size, rate_min))
+            self._has_copied = False
             self.imbalance, obstacle = plan.imbalance, plan.obstacle
             facts["largest deviation in percent"] = round(100 * plan.imbalance, 1)
             if obstacle is None:
-                self._is_begun = bool(plan.moves)
+                self._is_begun = bool(plan.moves) and not plan.relieves
                 if plan.moves:
                     facts |= {"replicas to move": len(plan.moves), "bytes to move": plan.size}
                     self._note(report)
+                    self._has_copied = True
                     await self._move(plan, result)
                 obstacle = result.stopped
         report.ended_ms = wall_ms()

@@ -10,7 +10,7 @@ Operators start it, and the auditor does (`auditor/automatic_balance.py`). Sourc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from msgspec import Struct, field
@@ -26,17 +26,20 @@ from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId, BookieMode, Ensemble
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.pacing import RateLimit
+from bookies.protocol.pacing.read_rates import ReadLoad
 from bookies.protocol.placement.placement import judge
 from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Balancer, Movable, obstacle_of
 from bookies.protocol.repair.drain import Forecast, interleaved, portion_of
 from bookies.protocol.repair.fragments import fragments_to_check
+from bookies.protocol.repair.relief import Relief
 from bookies.replication.base.membership import why_avoided
 from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.runtime.tasks import all_of
 
 LANES = 8  # ledgers at a time
+RATE_MIN = 4e6  # bytes per second that a bookie delivers easily
 PLANNED_AT_ONCE = 50  # moves; then other tasks of the process may run
 
 
@@ -66,11 +69,17 @@ class BalanceResult(Struct):
 
 
 class Slack(Struct, frozen=True):
-    """Slack of bookies: fractions of their shares at which a balance begins and ends, and bytes that are no matter."""
+    """Slack of bookies.
+
+    begin, end: deviations from their shares of data at which a balance begins and ends, as fractions of the shares.
+    size_min: bytes that are no matter.
+    rate_min: bytes per second that clients may read from any bookie.
+    """
 
     begin: float
     end: float
     size_min: int = 0
+    rate_min: float = RATE_MIN
 
 
 class _Ledger(Struct, frozen=True):
@@ -132,13 +141,11 @@ class Balance:
         reaches: dict[int, tuple[int, int]] = {}
         held: dict[BookieId, int] = {}
         named: set[BookieId] = set()
-        async for page in records(self._driver, self._rate, Coverage()):
-            for ledger in page:
-                if not is_given_up(ledger.metadata):
-                    named.update(ledger.metadata.bookies)
-            for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
-                for replica, bookie in replicas:
-                    held[bookie] = held.get(bookie, 0) + replica.size
+
+        def count(replica: Movable, bookie: BookieId) -> None:
+            held[bookie] = held.get(bookie, 0) + replica.size
+
+        await self._visit(reaches, count, named)
         self.named = frozenset(named)
         for bookie in sorted(named | modes.keys()):
             if bookie not in room and bookie not in excluded:
@@ -147,12 +154,34 @@ class Balance:
         obstacle = obstacle_of(
             await self._driver.recovery.is_enabled(), missing, await first_marked(self._driver), announced
         )
-        balancer = Balancer(held, room, slack.end, size_min=slack.size_min, worsens=await self._judge())
-        moves: list[BalanceMove] = []
-        if balancer.deviates(slack.begin):
-            moves = await self._moves(balancer, reaches)
+        worsens = await self._judge()
+        balancer = Balancer(held, room, slack.end, size_min=slack.size_min, worsens=worsens)
+        moves = await self._moves(balancer, reaches) if balancer.deviates(slack.begin) else []
         tolerance = slack.end if moves else slack.begin
-        return replace(balancer.plan(moves), excluded=excluded, obstacle=obstacle, tolerance=tolerance)
+        plan = replace(balancer.plan(moves), excluded=excluded, obstacle=obstacle, tolerance=tolerance)
+        loads = await self._loads(list(room))
+        plan = replace(plan, read_rates={bookie: load.rate for bookie, load in loads.items()})
+        relief = Relief(loads, plan, slack.rate_min, worsens)
+        if moves or not relief.is_needed:
+            return plan
+        await self._visit(reaches, relief.offer, set())
+        moves = relief.moves()
+        return replace(plan, moves=moves, after=relief.after, relieves=bool(moves))
+
+    async def _loads(self, bookies: Sequence[BookieId]) -> dict[BookieId, ReadLoad]:
+        """Ask bookies how much clients read from them; return the answers of those that know."""
+        pool = self._client.administration().access.pool
+
+        async def load_of(bookie: BookieId) -> ReadLoad | None:
+            try:
+                return await pool.bookie_load(bookie)
+            except (ClientClosed, MetadataError):
+                raise
+            except BookKeeperError:
+                return None
+
+        answers = zip(bookies, await all_of(map(load_of, bookies)), strict=True)
+        return {bookie: load for bookie, load in answers if load is not None}
 
     async def _space(self, bookie: BookieId) -> int | str:
         """Return the size of a bookie's disks in bytes, or why it is unknown."""
@@ -179,11 +208,7 @@ class Balance:
         return worsens
 
     async def _moves(self, balancer: Balancer, reaches: dict[int, tuple[int, int]]) -> list[BalanceMove]:
-        async for page in records(self._driver, self._rate, Coverage()):
-            for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
-                for replica, bookie in replicas:
-                    if balancer.wants(bookie):
-                        balancer.offer(replica)
+        await self._visit(reaches, balancer.offer, set())
         balancer.begin()
         moves: list[BalanceMove] = []
         while (move := balancer.next_move()) is not None:
@@ -191,6 +216,18 @@ class Balance:
             if len(moves) % PLANNED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return moves
+
+    async def _visit(
+        self, reaches: dict[int, tuple[int, int]], visit: Callable[[Movable, BookieId], None], named: set[BookieId]
+    ) -> None:
+        """Visit the replicas of all finished fragments. `named`: receives the bookies that records name."""
+        async for page in records(self._driver, self._rate, Coverage()):
+            for ledger in page:
+                if not is_given_up(ledger.metadata):
+                    named.update(ledger.metadata.bookies)
+            for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
+                for replica, bookie in replicas:
+                    visit(replica, bookie)
 
     async def _replicas(self, ledger: Versioned, reaches: dict[int, tuple[int, int]]) -> list[tuple[Movable, BookieId]]:
         """Return the replicas of each finished fragment, by bookie.
@@ -214,7 +251,7 @@ class Balance:
                 await reader.close()
             last, length = reaches[record.ledger_id]
         return [
-            (Movable(fragment, position, size), bookie)
+            (Movable(fragment, position, size, record.is_closed), bookie)
             for fragment in fragments_to_check(record, last)
             if fragment.is_finished
             for position, bookie in enumerate(fragment.ensemble)

@@ -40,8 +40,7 @@ def planned(
     for ledger_id, (ensemble, size) in enumerate(fragments):
         fragment = Fragment(ledger_id, 0, 9, ensemble, len(ensemble), is_finished=True)
         for position, bookie in enumerate(ensemble):
-            if balancer.wants(bookie):
-                balancer.offer(Movable(fragment, position, size))
+            balancer.offer(Movable(fragment, position, size), bookie)
     balancer.begin()
     moves = []
     while (move := balancer.next_move()) is not None:
@@ -83,16 +82,13 @@ def test_a_balance_begins_at_another_tolerance_than_it_ends_at() -> None:
     balancer = Balancer({B[0]: 108, B[1]: 92}, dict.fromkeys(B[:2], 1), 0.05)
     assert not balancer.deviates(0.10)
     assert balancer.deviates(0.05)
-    assert balancer.wants(B[0])
-    assert not balancer.wants(B[1])
 
 
 def test_a_plan_has_at_most_so_many_replicas() -> None:
     balancer = Balancer({B[0]: 4 * OFFERS_MAX}, dict.fromkeys(B[:2], 1), TOLERANCE)
     assert not balancer.plan([]).is_partial
     for ledger_id in range(OFFERS_MAX + 1):
-        if balancer.wants(B[0]):
-            balancer.offer(Movable(Fragment(ledger_id, 0, 0, (B[0],), 1, is_finished=True), 0, 1))
+        balancer.offer(Movable(Fragment(ledger_id, 0, 0, (B[0],), 1, is_finished=True), 0, 1), B[0])
     balancer.begin()
     moves = []
     while (move := balancer.next_move()) is not None:
