@@ -118,7 +118,7 @@ class AutomaticBalance:
         await membership.refresh()
         is_on = not await self._parts.switch.is_off()
         missing = self._named - membership.registered
-        return obstacle_of(is_on, missing, await first_marked(self._parts.driver), membership.announced)
+        return obstacle_of(is_on, missing, await first_marked(self._parts.driver), membership.announced(self._named))
 
     async def _move(self, plan: BalancePlan, result: BalanceResult) -> None:
         """Carry out a plan until something stands in the way; `result` receives what was done."""

@@ -160,14 +160,14 @@ class Membership:
         """Return the bookies that are to be emptied."""
         return list(self._notes.current.draining)
 
-    @property
-    def announced(self) -> dict[BookieId, str]:
-        """Return the bookies that operators want to rest or to empty, and why."""
+    def announced(self, named: Collection[BookieId]) -> dict[BookieId, str]:
+        """Return the bookies in maintenance, and those of `named` that are to be emptied; with the reason."""
         now_ms = self._clock.wall_ms()
         return {
             bookie: why_avoided(note)
             for bookie, note in self._notes.current.by_bookie.items()
-            if note.maintenance is None or note.maintenance.until_ms > now_ms or note.draining is not None
+            if (note.maintenance is not None and note.maintenance.until_ms > now_ms)
+            or (note.draining is not None and bookie in named)
         }
 
     def circumstances(

@@ -129,8 +129,7 @@ class Balance:
         neither give nor receive.
         """
         notes, modes = await self._notes.read(), await self._driver.modes()
-        announced = {bookie: why_avoided(note) for bookie, note in notes.by_bookie.items()}
-        excluded = dict(announced)
+        excluded = {bookie: why_avoided(note) for bookie, note in notes.by_bookie.items()}
         room: dict[BookieId, int] = {}
         writable = [bookie for bookie, mode in modes.items() if mode is BookieMode.WRITABLE and bookie not in excluded]
         for bookie, space in zip(writable, await all_of(map(self._space, writable)), strict=True):
@@ -150,9 +149,16 @@ class Balance:
         for bookie in sorted(named | modes.keys()):
             if bookie not in room and bookie not in excluded:
                 excluded[bookie] = "it is read-only" if bookie in modes else "it is not registered"
-        missing = named - modes.keys()
+        announced = {  # A bookie that is empty already does not count as being drained.
+            bookie: why_avoided(note)
+            for bookie, note in notes.by_bookie.items()
+            if note.maintenance is not None or bookie in named
+        }
         obstacle = obstacle_of(
-            await self._driver.recovery.is_enabled(), missing, await first_marked(self._driver), announced
+            await self._driver.recovery.is_enabled(),
+            named - modes.keys(),
+            await first_marked(self._driver),
+            announced,
         )
         worsens = await self._judge()
         balancer = Balancer(held, room, slack.end, size_min=slack.size_min, worsens=worsens)
