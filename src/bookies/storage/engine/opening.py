@@ -121,7 +121,14 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await _reset_marks(parts, lost)
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
-        if await open_journals(parts) and lost:
+        await open_journals(parts)
+        # A lost journal without a file must be known as lost to the next start, which would refuse it.
+        is_complete = all(
+            journal.is_open
+            for journal, directory in zip(parts.journals, directories.journals, strict=True)
+            if directory in lost
+        )
+        if lost and is_complete:
             await worker.run(note_applied, runtime.disk, directories.all)
     async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
