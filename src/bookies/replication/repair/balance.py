@@ -192,11 +192,12 @@ class Balance:
     async def _space(self, bookie: BookieId) -> int | str:
         """Return the size of a bookie's disks in bytes, or why it is unknown."""
         try:
-            return (await self._client.bookie_space(bookie))[0]
+            total, _ = await self._client.bookie_space(bookie)
         except (ClientClosed, MetadataError):
             raise
         except BookKeeperError as error:
             return f"it does not report the size of its disks: {error}"
+        return total or "it reports disks of 0 bytes"
 
     async def _judge(self) -> Callable[[Fragment, Ensemble], bool]:
         """Return a function that reports whether another ensemble would place a fragment less well than its own."""
