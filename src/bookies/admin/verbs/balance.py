@@ -136,16 +136,15 @@ def _plan_text(plan: BalancePlan) -> Iterator[str | Table]:
     ]
     yield Table(("bookie", "holds", "its share", "afterwards"), rows, (1, 2, 3))
     yield _summary(plan)
+    if not plan.moves:
+        yield "`bk bookie balance --why` shows the reason for each bookie"
 
 
 def _summary(plan: BalancePlan) -> str:
     if plan.moves:
         more = "; too many replicas for one plan, so call it again afterwards" if plan.is_partial else ""
         return f"to move      {len(plan.moves):,} replicas, about {size_text(plan.size)}{more}"
-    return (
-        "nothing to move: no bookie deviates from its share by more than the tolerance, or no replica can move; "
-        "`bk bookie balance --why` shows the reason for each bookie"
-    )
+    return "nothing to move: no bookie deviates from its share by more than the tolerance, or no replica can move"
 
 
 def _why_text(plan: BalancePlan) -> Iterator[str | Table]:
@@ -172,8 +171,11 @@ def _automatic_text(plan: BalancePlan, automatic: dict[str, Any] | None) -> Iter
     if automatic is None:
         yield f"{AUTOMATIC} has not reported: no auditor runs, its first check is due, or balance_interval_s is 0"
     else:
-        facts = ", ".join(f"{name} {value}" for name, value in automatic["facts"].items())
-        yield f"{AUTOMATIC}, {automatic['process']}: {facts}"
+        facts = ", ".join(
+            f"{name} {size_text(value) if name.startswith('bytes') else value}"
+            for name, value in automatic["facts"].items()
+        )
+        yield f"{AUTOMATIC}, last round of {automatic['process']}: {facts}"
     if plan.obstacle is not None:
         yield f"{AUTOMATIC} moves nothing at present: {plan.obstacle}"
 
