@@ -80,14 +80,19 @@ class Relief:
         """Return the bookie that a replica of a hot bookie goes to; None: it stays."""
         if self._rates[source] <= self._limit or not self._may_change(source, -replica.size):
             return None
-        for target in sorted(self._rates, key=lambda bookie: (self._rates[bookie], bookie)):
-            if self._rates[target] + rate > self._limit:
-                return None  # The following bookies are read more.
-            changed = self._changed(replica, target)
-            is_new = changed.count(target) == 1
-            if is_new and self._may_change(target, replica.size) and not self._worsens(replica.fragment, changed):
-                return target
-        return None
+        return next((target for target in self._least_read() if self._may_take(target, replica, rate)), None)
+
+    def _least_read(self) -> list[BookieId]:
+        return sorted(self._rates, key=lambda bookie: (self._rates[bookie], bookie))
+
+    def _may_take(self, target: BookieId, replica: Movable, rate: float) -> bool:
+        changed = self._changed(replica, target)
+        return (
+            self._rates[target] + rate <= self._limit
+            and changed.count(target) == 1
+            and self._may_change(target, replica.size)
+            and not self._worsens(replica.fragment, changed)
+        )
 
     def _may_change(self, bookie: BookieId, size: int) -> bool:
         """Report whether the bookie still holds its share, within the tolerance, with this many bytes more."""
