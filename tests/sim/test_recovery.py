@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from tests.sim.recovery_world import World, run
 
+from bookies.client.repair.replica_tools import ReplicaTools
 from bookies.errors import LedgerFenced, ReplicationFailed, StorageError
 from bookies.kernels import Adds
 from bookies.lab.sim.world.disk import PROCESS_DIES
@@ -331,6 +332,28 @@ def test_a_bookie_that_cannot_say_is_waited_for() -> None:
         faults.is_in_limbo = False
         await world.until_whole([ledger_id])
         assert world.copied() == 0
+
+    run(scenario)
+
+
+def test_a_repair_renews_what_the_record_names_that_it_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2))
+        [name, *_] = world.record(ledger_id).last_ensemble
+        await world.forget(name, ledger_id)
+        await world.until(lambda: lacks(world, ledger_id))
+        lagging = world.record(ledger_id), []
+
+        async def fragments(self: ReplicaTools, ledger_id: int) -> object:
+            return lagging  # as of a server that does not know yet that the ledger has entries
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ReplicaTools, "fragments", fragments)
+            await world.act(world.admin.repair_ledger(ledger_id, percentage=100))
+        assert await world.is_whole(ledger_id)
+
+    async def lacks(world: World, ledger_id: int) -> bool:
+        return not await world.is_whole(ledger_id)
 
     run(scenario)
 
