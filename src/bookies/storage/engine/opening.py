@@ -121,19 +121,19 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await _reset_marks(parts, lost)
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
-        await open_journals(parts)
-        # A lost journal without a file must be known as lost to the next start, which would refuse it.
-        is_complete = all(
-            journal.is_open
-            for journal, directory in zip(parts.journals, directories.journals, strict=True)
-            if directory in lost
-        )
-        if lost and is_complete:
+        if await _open_lost_journals(parts, lost) and lost:
             await worker.run(note_applied, runtime.disk, directories.all)
     async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
         await checkpointer.log.cover_all()
+
+
+async def _open_lost_journals(parts: StorageParts, lost: Sequence[str]) -> bool:
+    """Open all journals. False: a lost one has no file yet, so the next start must know that it is lost."""
+    await open_journals(parts)
+    journals = zip(parts.journals, parts.directories.journals, strict=True)
+    return all(journal.is_open for journal, directory in journals if directory in lost)
 
 
 async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bool, lacks_ledgers: bool) -> None:
