@@ -29,7 +29,9 @@ from bookies.runtime.tasks import all_of
 
 NAME = "balance"  # of its reports
 BEGIN, END = 0.10, 0.05  # deviations from a share
-LANES = 2  # ledgers at a time: few, so that copies do not arrive in bursts
+LANES = 1  # ledgers at a time: more copies would arrive in bursts
+PART_SIZE = 128 << 10  # bytes that a copy transfers at a time, for the same reason
+SLOWDOWN = 1.2  # allowed multiple of the usual latency of requests
 RETRY_S = 60.0  # after something stood in the way, and after an election
 
 
@@ -51,7 +53,8 @@ class AutomaticBalance:
         config = parts.config
         self.moved = Moved()
         self.imbalance: float | None = None
-        self.pace = AdaptiveRate(config.balance_rate_size or None)
+        self.pace = AdaptiveRate(config.balance_rate_size or None, SLOWDOWN)
+        self.pace.part_size = PART_SIZE
         self._parts = parts
         self._note = note
         self._is_begun = False
