@@ -315,6 +315,6 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ("a repair of a ledger does nothing", (), repair_nothing, "operations"),
     ("a renewal writes one entry", (), renew_one_entry, "operations"),
     ("a decommission succeeds in spite of failures", (), decommission_in_spite_of_failures, "operations"),
-    ("the balance goes on during repairs", (), balance_during_repairs, "operations"),
+    ("the balance goes on during repairs", (), balance_during_repairs, "balance"),
     ("`placement_rule` is a wish", (), take_the_rule_for_a_wish, "operations"),
 ]

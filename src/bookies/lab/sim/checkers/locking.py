@@ -42,6 +42,10 @@ class Locking:
         cluster.store.on_request = self._asked
         cluster.store.on_cookie_deleted = self._forgotten
 
+    def held_since(self, host: str, ledger_id: int) -> float:
+        """Return when a host took the ledger's lock that it has; the present time if it has none."""
+        return self._taken.get((host, ledger_id), self._store.loop.time())
+
     def _asked(self, host: str) -> None:
         if host.startswith(self._roles):
             window = int(self._store.loop.time() / WINDOW_S)

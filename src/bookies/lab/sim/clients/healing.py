@@ -9,7 +9,7 @@ from the store. After the healing, when every ledger is sealed, they have some t
     thrift      the processes have copied at most `COPIES_MAX` times the entries that have moved or were renewed, plus
                 `BROKEN_OFF_MAX` entries of copies that broke off when their process was killed. Copies of operators
                 that were killed or ran out of patience do not count
-    rest        the automatic balance moves nothing when a ledger has been marked, or a bookie has been gone that
+    rest        the automatic balance begins no move when a ledger has been marked, or a bookie has been gone that
                 ledgers name, for `REST_S`
 
 Source: client-protocol 8.2 (I-2, I-18; the rest is checked as in every run), metadata 8.
@@ -92,7 +92,8 @@ class Healers:
     def _check_rest(self, author: str, ledger_id: int) -> None:
         """Check a move of the automatic balance: nothing else has to be repaired."""
         self._history.count("replicas moved by auditors")
-        long_ago_s = self._cluster.store.loop.time() - REST_S
+        # A process may be paused in a copy; so what it has begun counts, not when it ends.
+        long_ago_s = self.locking.held_since(author, ledger_id) - REST_S
         if marked := [other for other, since in self.locking.marked.items() if since < long_ago_s]:
             text = f"{author} has moved a replica of ledger {ledger_id}, and ledger {marked[0]} waits for a repair"
             self._history.violated("rest", text)

@@ -187,6 +187,14 @@ operations: everything that operators do, beside auto-recovery and the automatic
     bookies  COLLECTING
     clients  HASTY, placement rack, placement_rule True, fault_domains RACKS, location RACK
 
+balance: auditors balance data all the time, while bookies are lost for good and repaired
+    run      bookies 6, duration_s 4, lease_s 0.4
+    plan     writers 3, recoverers 0, readers 1, deleters 1, healers 2, quorums 3/3/2 3/2/2 4/3/2 2/2/2, entries_max 25,
+             pause_ms 60, read_ms 600, deferred_probability 0, healer_settings BALANCER
+    faults   gap_ms 150, HEALING, lose bookie 2
+    bookies  COLLECTING
+    clients  HASTY
+
 advanced: writers that choose entry ids: out of order, with gaps, some twice; some leave without closing
     run      duration_s 3, stall_probability 0.04
     plan     writers 3, recoverers 2, readers 1, entries_max 30, pause_ms 5, recovery_ms 300, read_ms 100,
