@@ -139,6 +139,7 @@ class _Bench:
             "moved_while_disabled": moved_wrongly,
             **{f"{name}_before": value for name, value in before.summary().items()},
             **{f"{name}_moving": value for name, value in moving.summary().items()},
+            "p99_of_all_over_before": round(moving.summary()["p99_us"] / max(1.0, before.summary()["p99_us"]), 2),
             "pairs": len(ratios),
             "p99_over_before": round(median(ratios), 2) if ratios else None,
             "p99_over_before_worst": round(max(ratios), 2) if ratios else None,
