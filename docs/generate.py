@@ -110,7 +110,8 @@ def cli_page() -> str:
 
 def settings_page() -> str:
     """Every setting with unit, default, range."""
-    from bookies.config import LIVE, BookieConfig, ClientConfig, GatewayConfig, MetadataConfig, RecoveryConfig
+    from bookies.config import BookieConfig, ClientConfig, GatewayConfig, MetadataConfig, RecoveryConfig
+    from bookies.settings import LIVE
 
     parts = [
         "# Settings\n\nMade from the code by `make docs`. They are in the tables of [`bk.toml`](../howto/configure.md), "

@@ -43,34 +43,6 @@ TLS_VERSION = "oldest TLS version accepted: 1.2 or 1.3"
 TLS_CIPHERS = "ciphers of TLS 1.2 in OpenSSL's notation; empty: OpenSSL's defaults"
 TLS_RELOAD = "minimum time between two checks of the certificate files for changes, made when a connection opens"
 
-# Settings of a bookie that may change while it runs; see `bookie/live_settings.py`. An interval of 0 disables a part
-# that is created at the start, so it neither becomes 0 nor anything else.
-LIVE = frozenset(
-    (
-        "gc_interval_ms",
-        "gc_quarantine_ms",
-        "gc_share_max",
-        "gc_metadata_rate",
-        "gc_surplus_ms",
-        "compaction",
-        "minor_compaction_threshold",
-        "minor_compaction_interval_ms",
-        "major_compaction_threshold",
-        "major_compaction_interval_ms",
-        "compaction_rate_size",
-        "disk_usage_threshold",
-        "disk_usage_lwm_threshold",
-        "disk_usage_warn_threshold",
-        "disk_usage_priority_threshold",
-        "disk_usage_size_max",
-        "disk_check_interval_ms",
-        "read_only_on_any_disk_full",
-        "scrub_period_ms",
-        "scrub_rate_size",
-    )
-)
-NEEDS_RESTART_AT_ZERO = ("gc_interval_ms", "scrub_period_ms")
-
 
 def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
     """Declare a field with a range and a line of help."""
@@ -460,6 +432,17 @@ class RecoveryConfig:
     )
     log_retention_interval_s: int = setting(
         600, "time between two removals of what logs need not keep, see `bk log retention`; 0: never", low=0
+    )
+    balance_interval_s: int = setting(
+        3_600, "time between two checks whether bookies hold their shares of data; else replicas move; 0: never", low=0
+    )
+    balance_rate_size: int = setting(
+        10_000_000,
+        "maximum bytes per second that move to balance data; less if requests slow down; 0: only that",
+        low=0,
+    )
+    balance_excess_size: int = setting(
+        1 << 30, "bookies that deviate from their shares of data by less count as balanced", low=0
     )
     audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are checked at a time", low=1, high=10_000)
     audit_metadata_rate: int = setting(2_000, "metadata operations of checks, per second", low=1)

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from bookies.config import (
-    LIVE,
     BookieConfig,
     ClientConfig,
     GatewayConfig,
@@ -45,6 +44,33 @@ TABLES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 FILES = ("tls_certificate", "tls_key", "tls_authority")  # and names that end in _file
 TABLE_OF: dict[type, str] = {kind: table for table, (kinds, _) in TABLES.items() for kind in kinds}
+# Settings of a bookie that may change while it runs; see `bookie/live_settings.py`. An interval of 0 disables a part
+# that is created at the start, so it neither becomes 0 nor anything else.
+LIVE = frozenset(
+    (
+        "gc_interval_ms",
+        "gc_quarantine_ms",
+        "gc_share_max",
+        "gc_metadata_rate",
+        "gc_surplus_ms",
+        "compaction",
+        "minor_compaction_threshold",
+        "minor_compaction_interval_ms",
+        "major_compaction_threshold",
+        "major_compaction_interval_ms",
+        "compaction_rate_size",
+        "disk_usage_threshold",
+        "disk_usage_lwm_threshold",
+        "disk_usage_warn_threshold",
+        "disk_usage_priority_threshold",
+        "disk_usage_size_max",
+        "disk_check_interval_ms",
+        "read_only_on_any_disk_full",
+        "scrub_period_ms",
+        "scrub_rate_size",
+    )
+)
+NEEDS_RESTART_AT_ZERO = ("gc_interval_ms", "scrub_period_ms")
 _HEADER = re.compile(r"""\s*\[{1,2}\s*["']?([\w-]+)["']?\s*\]""")
 _KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 

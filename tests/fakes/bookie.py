@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bookies.errors import Status
 from bookies.kernels import Adds, Records
+from bookies.protocol.pacing.read_rates import ReadLoad
 from bookies.wire.availability import pack_availability
 from bookies.wire.messages import (
     AddRequest,
@@ -103,7 +104,9 @@ class FakeBookie:
         if isinstance(request, ForceLedgerRequest):
             return ForceLedgerResponse(3, request.txn_id, Status.OK, request.ledger_id)
         if isinstance(request, GetBookieInfoRequest):
-            return GetBookieInfoResponse(3, request.txn_id, Status.OK, 1000, 400)
+            load = ReadLoad(70, {7: 60}) if request.requested & 4 else None
+            reads = (None, None) if load is None else (load.rate, load.pack_ledgers())
+            return GetBookieInfoResponse(3, request.txn_id, Status.OK, 1000, 400, *reads)
         assert isinstance(request, ListEntriesRequest), request
         ledger = self.ledgers.get(request.ledger_id)
         if ledger is None:

@@ -42,6 +42,8 @@ def test_one_bookie_is_read_tested_and_shown(cluster: LocalCluster, tmp_path: pa
         assert done("ledger", "read", ledger_id, "--bookie", bookie).out.splitlines() == lines
     words = ("ledger", "read", ledger_id, "--bookie", bookies[0], "--first", 3, "--last", 5, "--json")
     assert [row["entry"] for row in done(*words).rows()] == [3, 4, 5]
+    beyond = done("ledger", "read", ledger_id, "--bookie", bookies[0], "--first", len(lines), status=1)
+    assert f"in this range; it has 0 to {len(lines) - 1}" in beyond.err
     assert f"{other} has no entry of ledger" in done("ledger", "read", ledger_id, "--bookie", other, status=1).err
     tested = done("bookie", "test", bookies[0], other, "--entries", 50, "--json").json()
     assert (tested["bookies"], tested["passed"]) == ([bookies[0], other], True)

@@ -27,8 +27,9 @@ from bookies.protocol.repair.absence import Absence
 from bookies.protocol.repair.agenda import Agenda
 from bookies.protocol.repair.fragments import ReplicaState
 from bookies.protocol.repair.replicate import FragmentCopy, Replacement
+from bookies.replication.auditor import automatic_balance
 from bookies.replication.operator import Drain
-from bookies.replication.repair import Worker
+from bookies.replication.repair import Worker, balance
 
 Patch = pytest.MonkeyPatch
 
@@ -245,6 +246,11 @@ def repair_nothing(patch: Patch) -> None:
     patch.setattr(Administration, "repair_ledger", repair_ledger)
 
 
+def balance_during_repairs(patch: Patch) -> None:
+    for module in (balance, automatic_balance):
+        patch.setattr(module, "obstacle_of", lambda *circumstances: None)
+
+
 def renew_one_entry(patch: Patch) -> None:
     original = replica_tools.renew
 
@@ -309,5 +315,6 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ("a repair of a ledger does nothing", (), repair_nothing, "operations"),
     ("a renewal writes one entry", (), renew_one_entry, "operations"),
     ("a decommission succeeds in spite of failures", (), decommission_in_spite_of_failures, "operations"),
+    ("the balance goes on during repairs", (), balance_during_repairs, "balance"),
     ("`placement_rule` is a wish", (), take_the_rule_for_a_wish, "operations"),
 ]

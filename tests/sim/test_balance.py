@@ -6,11 +6,13 @@ import asyncio
 
 from tests.sim.recovery_world import World, run
 
+from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.balance import BalancePlan
-from bookies.replication.operator import Balance, Operator
+from bookies.replication.operator import Operator
+from bookies.replication.repair.balance import Balance, Slack
 
-TOLERANCE = 0.1
+SLACK = Slack(0.1, 0.1)
 
 
 def balance_of(world: World, pace: RateLimit | None = None) -> Balance:
@@ -19,7 +21,7 @@ def balance_of(world: World, pace: RateLimit | None = None) -> Balance:
 
 
 async def planned(world: World) -> BalancePlan:
-    plan = await world.act(balance_of(world).plan(TOLERANCE))
+    plan = await world.act(balance_of(world).plan(SLACK))
     assert isinstance(plan, BalancePlan)
     return plan
 
@@ -63,5 +65,138 @@ def test_who_is_announced_neither_gives_nor_takes() -> None:
         await world.act(world.notes.begin_draining("b7", "somebody"))
         plan = await planned(world)
         assert sorted(plan.before) == ["b1", "b2", "b3", "b4", "b5", "b6"]
+
+    run(scenario)
+
+
+AUTOMATIC = {"balance_interval_s": 10, "balance_excess_size": 1_000, "balance_rate_size": 0}
+
+
+async def shares_hold(world: World, tolerance: float = 0.1) -> bool:
+    plan = await planned(world)
+    assert plan.moves == [] or plan.imbalance > 0
+    return plan.imbalance <= tolerance
+
+
+async def with_new_bookies(world: World, count: int = 90) -> list[int]:
+    ledgers = [await world.write(((3, 3, 2), (4, 3, 2), (2, 2, 2))[number % 3]) for number in range(count)]
+    for name in ("b6", "b7"):
+        world.cluster.add_bookie(name)
+        await world.start(name)
+    return ledgers
+
+
+def test_the_auditor_fills_new_bookies_and_then_rests() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = await with_new_bookies(world)
+        healers = [await world.heal(**AUTOMATIC) for _ in range(2)]
+        await world.until(lambda: shares_hold(world))
+        await asyncio.sleep(20)
+        moved = [healer.recovery.auditor.balance.moved.replicas for healer in healers]
+        assert sorted(map(bool, moved)) == [False, True], "only the elected auditor balances"
+        await asyncio.sleep(100)
+        assert moved == [healer.recovery.auditor.balance.moved.replicas for healer in healers]
+        elected = healers[moved.index(max(moved))].recovery
+        report = elected.auditor.last["balance"]
+        assert report.facts["replicas moved"] == 0
+        assert float(str(report.facts["largest deviation in percent"])) < 10
+        assert elected.auditor.balance.moved.size > 0
+        assert all([await world.is_whole(each) for each in ledgers])
+
+    run(scenario)
+
+
+def test_a_bookie_that_is_read_much_gives_what_is_read() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write((1, 1, 1)) for _ in range(60)]
+        crowded = max(
+            world.cluster.bookies, key=lambda name: sum(name in world.record(number).bookies for number in ledgers)
+        )
+        there = [ledger_id for ledger_id in ledgers if crowded in world.record(ledger_id).bookies]
+        slack = Slack(1.0, 1.0, rate_min=0)
+
+        async def read(count: int) -> None:
+            for ledger_id in there * count:
+                async with await world.user.client.open(ledger_id) as reader:
+                    assert len([entry async for entry in reader.read()]) == 30
+
+        async def plan_after_a_minute() -> BalancePlan:
+            await asyncio.sleep(60)
+            plan = await world.act(balance_of(world).plan(slack))
+            assert isinstance(plan, BalancePlan)
+            return plan
+
+        await plan_after_a_minute()
+        await world.act(read(5))
+        plan = await plan_after_a_minute()
+        assert plan.relieves
+        assert {move.source for move in plan.moves} == {crowded}
+        assert 0 < len(plan.moves) < len(there)
+        assert {move.ledger_id for move in plan.moves} <= set(there)
+        assert "because clients read much from it" in plan.reasons()[BookieId(crowded)]
+        await world.act(balance_of(world).run(plan))
+        await plan_after_a_minute()  # Copies are reads too, of the window before.
+        await world.act(read(5))
+        after = await plan_after_a_minute()
+        assert after.moves == []
+        assert max(after.read_rates.values()) < max(plan.read_rates.values())
+        assert all([await world.is_whole(each) for each in ledgers])
+
+    run(scenario)
+
+
+def test_nothing_moves_while_something_else_has_to_be_done() -> None:
+    async def scenario(world: World) -> None:
+        await with_new_bookies(world)
+        store = world.user.driver.recovery
+        healer = await world.heal(**AUTOMATIC, lost_bookie_delay_s=200)
+        balance = healer.recovery.auditor.balance
+
+        async def stands_still(expected: str) -> None:
+            async def says() -> bool:
+                report = healer.recovery.auditor.last.get("balance")
+                return report is not None and expected in str(report.facts.get("stopped by"))
+
+            await world.until(says)
+            assert balance.moved.replicas == 0
+
+        await world.act(store.disable())
+        await asyncio.sleep(15)
+        assert balance.moved.replicas == 0
+        world.kill("b1")
+        await world.act(store.enable())
+        await stands_still("ledgers lack replicas: b1 not registered")
+        await world.start("b1")
+        now_ms = world.user.runtime.clock.wall_ms()
+        await world.act(world.notes.begin_maintenance(BookieId("b2"), now_ms + 300_000, "somebody"))
+        await stands_still("b2: it is in maintenance")
+        await world.act(world.notes.end_maintenance(BookieId("b2")))
+        await world.until(lambda: shares_hold(world))
+        assert balance.moved.replicas > 0
+
+    run(scenario)
+
+
+def test_a_balance_stops_in_the_middle_of_a_copy() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = await with_new_bookies(world)
+        healer = await world.heal(**(AUTOMATIC | {"balance_rate_size": 20_000}))
+        balance = healer.recovery.auditor.balance
+
+        async def has_begun() -> bool:
+            return balance.moved.replicas > 3
+
+        await world.until(has_begun)
+        world.kill("b1")
+
+        async def has_stopped() -> bool:
+            return "stopped by" in healer.recovery.auditor.last["balance"].facts
+
+        await world.until(has_stopped)
+        moved = balance.moved.replicas
+        assert "b1 not registered" in str(healer.recovery.auditor.last["balance"].facts["stopped by"])
+        await world.until_whole(ledgers)
+        assert balance.moved.replicas == moved
+        await world.until(lambda: shares_hold(world), 600)
 
     run(scenario)

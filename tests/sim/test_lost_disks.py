@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from bookies.errors import DataUnknown, EntryNotFound, LedgerUnknownToBookie
+from bookies.errors import DataUnknown, DiskFull, EntryNotFound, LedgerUnknownToBookie
 from bookies.lab.sim.run import simulate
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES, Loss
+from bookies.storage.engine import opening
 from bookies.storage.identity import lost_directories
 from bookies.storage.store import LedgerStore
 
@@ -144,6 +145,30 @@ def test_ledgers_leave_limbo_when_their_entries_are_back(bookie: Callable[..., A
             await store.read(0, 100)
 
     assert made.live(whole)
+
+
+@pytest.mark.parametrize("path", ["/ledgers1", "/journal0"])
+def test_a_journal_without_room_does_not_repeat_the_loss(
+    bookie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    made = bookie()
+    assert made.live(write)
+    lose(made, [path], is_replaced=True)
+
+    def refuse(*arguments: object) -> None:
+        raise DiskFull("no room")
+
+    async def settle(store: LedgerStore, promises: Any) -> None:
+        assert store.has_unknown_ledgers
+        await store.settle_unknown_ledgers(range(15))
+
+    async def compare(store: LedgerStore, promises: Any) -> None:
+        assert store.has_unknown_ledgers == (path == "/journal0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "note_place", refuse)
+        assert made.live(settle)
+    assert made.live(compare)
 
 
 def test_a_bookie_serves_while_a_lost_directory_has_no_new_disk(bookie: Callable[..., Any]) -> None:

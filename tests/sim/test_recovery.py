@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from tests.sim.recovery_world import World, run
 
-from bookies.errors import LedgerFenced, StorageError
+from bookies.client.repair.replica_tools import ReplicaTools
+from bookies.errors import LedgerFenced, ReplicationFailed, StorageError
 from bookies.kernels import Adds
 from bookies.lab.sim.world.disk import PROCESS_DIES
 from bookies.model import BookieId, BookieMode, LedgerState
@@ -331,6 +332,49 @@ def test_a_bookie_that_cannot_say_is_waited_for() -> None:
         faults.is_in_limbo = False
         await world.until_whole([ledger_id])
         assert world.copied() == 0
+
+    run(scenario)
+
+
+def test_a_repair_renews_what_the_record_names_that_it_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2))
+        [name, *_] = world.record(ledger_id).last_ensemble
+        await world.forget(name, ledger_id)
+        await world.until(lambda: lacks(world, ledger_id))
+        lagging = world.record(ledger_id), []
+
+        async def fragments(self: ReplicaTools, ledger_id: int) -> object:
+            return lagging  # as of a server that does not know yet that the ledger has entries
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ReplicaTools, "fragments", fragments)
+            await world.act(world.admin.repair_ledger(ledger_id, percentage=100))
+        assert await world.is_whole(ledger_id)
+
+    async def lacks(world: World, ledger_id: int) -> bool:
+        return not await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
+def test_a_repair_by_hand_that_finds_a_loss_leaves_a_mark() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((1, 1, 1))
+        [name] = world.record(ledger_id).last_ensemble
+        world.kill(name)
+        await asyncio.sleep(10)  # Its registration ends.
+        for is_dry in (True, False):
+            with pytest.raises(ReplicationFailed):
+                await world.act(world.admin.repair_ledger(ledger_id, lost=[BookieId(name)], dry_run=is_dry))
+            assert await world.marked() == ([] if is_dry else [ledger_id])
+        healer = await world.heal()
+
+        async def is_lost() -> bool:
+            report = healer.recovery.worker.reports.get(ledger_id)
+            return report is not None and report.state is RepairState.LOST
+
+        await world.until(is_lost)
 
     run(scenario)
 

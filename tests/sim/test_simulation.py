@@ -28,7 +28,7 @@ SWEPT_PROFILES = (
     *("answers", "limbo", "deferred", "repair"),
     *("advanced", "delayed", "reads", "foreign", "fragments", "logs", "many-ledgers"),
     *("limits", "checkpoints", "passwords", "health", "collecting", "recovery", "recovery-small"),
-    *("emptied", "emptied-writers", "emptied-bookies", "transactions", "operations"),
+    *("emptied", "emptied-writers", "emptied-bookies", "transactions", "operations", "balance"),
     *("retention", "turns", "numbers"),
     *("hostile", "offloading", "lost-disks", "traced", "databases"),
 )

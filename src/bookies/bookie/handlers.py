@@ -50,7 +50,7 @@ from bookies.wire.messages import (
 from bookies.wire.server import encode_answers
 
 LAC_PACKET_SIZE_MIN = 16
-INFO_TOTAL, INFO_FREE = 1, 2
+INFO_TOTAL, INFO_FREE, INFO_READS = 1, 2, 4
 
 _LAC_PACKET = struct.Struct(">qq")
 
@@ -257,7 +257,7 @@ class Handlers:
 
     # -- the rest ------------------------------------------------------------------------------------------------
     def _bookie_info(self, connection: Connection, request: GetBookieInfoRequest) -> None:
-        """Answer with disk space. Source: wire-protocol 5.8."""
+        """Answer with disk space, and with what clients read. Source: wire-protocol 5.8."""
         response = GetBookieInfoResponse(request.version, request.txn_id, Status.OK)
         if request.requested & (INFO_TOTAL | INFO_FREE):
             try:
@@ -267,6 +267,9 @@ class Handlers:
             else:
                 response.total_disk_capacity = total if request.requested & INFO_TOTAL else None
                 response.free_disk_space = free if request.requested & INFO_FREE else None
+        if request.requested & INFO_READS and response.status is Status.OK:
+            load = self.reads.load()
+            response.read_rate, response.read_ledgers = load.rate, load.pack_ledgers()
         self._finishing(self._served.info_requests if self._served else None)(response.status)
         connection.respond(response)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from bookies.config import LIVE, NEEDS_RESTART_AT_ZERO, BookieConfig, parse_value, validate
+from bookies.config import BookieConfig, parse_value, validate
 from bookies.errors import ConfigError, InvalidArgument
-from bookies.settings import Given, Layer, rows_of
+from bookies.settings import LIVE, NEEDS_RESTART_AT_ZERO, Given, Layer, rows_of
 
 
 class LiveSettings:

@@ -21,6 +21,7 @@ from bookies.bookie.transport.pressure import ReadShare
 from bookies.config import BookieConfig
 from bookies.errors import BookieBusy, BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
 from bookies.model import LAST_ENTRY
+from bookies.protocol.pacing.read_rates import ReadLoad, ReadRates
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 from bookies.wire.availability import pack_availability
@@ -54,6 +55,11 @@ class Reads:
         self._batch_read_size_max = min(config.batch_read_size_max, config.frame_size_max)
         self._waiting: dict[int, int] = {}  # reads that wait, of each ledger that has any
         self.long_polls = 0  # the same of all ledgers
+        self._rates = ReadRates(clock.monotonic())
+
+    def load(self) -> ReadLoad:
+        """Return how much clients read from this bookie."""
+        return self._rates.report(self._clock.monotonic())
 
     def read(self, connection: Connection, request: ReadRequest) -> None:
         """Read a single entry: plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
@@ -122,6 +128,7 @@ class Reads:
         if body is None or not share.maybe_take(len(body)):
             return False
         share.learn(len(body))
+        self._rates.count(request.ledger_id, len(body))
         if self._served is not None:
             self._served.read_now(len(body))
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
@@ -140,7 +147,7 @@ class Reads:
         except BaseException:
             connection.share.release(len(body))
             raise
-        self._count_size(len(body))
+        self._count_size(request.ledger_id, len(body))
         connection.respond(response, len(body))
 
     def refuse(self, connection: Connection, request: Reading, status: Status) -> None:
@@ -149,7 +156,8 @@ class Reads:
             served.finished(served.outcomes_of(request), served.began_s, has_failed=True)
         connection.respond(_failed(request, status))
 
-    def _count_size(self, size: int) -> None:
+    def _count_size(self, ledger_id: int, size: int) -> None:
+        self._rates.count(ledger_id, size)
         if self._served is not None:
             self._served.read_size += size
 
@@ -225,7 +233,7 @@ class Reads:
                 size = len(body)
             except EntryNotFound:
                 pass  # Striped: another bookie has it. The new LAC alone is an answer.
-        self._count_size(size)
+        self._count_size(request.ledger_id, size)
         connection.respond(response, size)
 
     def has_waiting(self, ledger_id: int) -> bool:
@@ -279,6 +287,7 @@ class Reads:
         records = _taken(share, guess, read, request.ledger_id, request.entry_id, count_max, size_max)
         if records is None:
             return False
+        self._rates.count(request.ledger_id, len(records))
         if self._served is not None:
             self._served.read_now(len(records))
         self._respond_entries(connection, request, records)
@@ -317,7 +326,7 @@ class Reads:
         finally:
             if durable is None:
                 share.end(guess, len(records))
-        self._count_size(len(records))
+        self._count_size(request.ledger_id, len(records))
         self._respond_entries(connection, request, records)
 
     def _respond_entries(self, connection: Connection, request: BatchReadRequest, records: bytes) -> None:

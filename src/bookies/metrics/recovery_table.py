@@ -137,6 +137,27 @@ TABLE: tuple[Metric, ...] = (
         lambda recovery: recovery.config.audit_bookies_interval_s,
         "seconds",
     ),
+    Metric(
+        "bookies_balance_replicas_total",
+        Kind.COUNTER,
+        "recovery",
+        "replicas that the automatic balance has moved",
+        lambda recovery: recovery.auditor.balance.moved.replicas,
+    ),
+    Metric(
+        "bookies_balance_bytes_total",
+        Kind.COUNTER,
+        "recovery",
+        "bytes that the automatic balance has copied",
+        lambda recovery: recovery.auditor.balance.moved.size,
+        unit="bytes",
+    ),
+    _gauge(
+        "balance_deviation_ratio",
+        "largest deviation of a bookie from its share of data, as a fraction of it, by the auditor's last check",
+        lambda recovery: recovery.auditor.balance.imbalance,
+        "ratio",
+    ),
     _gauge("recovery_enabled", "1: repairs are allowed in the cluster", lambda recovery: int(recovery.is_enabled)),
     _gauge(
         "draining_bookies",

@@ -199,7 +199,7 @@ class LedgerStore(StoreWrites, StoreReads):
         self._background.append(self._tasks.start(self.scrubber.run(), "scrub"))
 
     def reconfigure(self, config: BookieConfig) -> None:
-        """Use these settings, of which those in `config.LIVE` may differ from the previous ones."""
+        """Use these settings, of which those in `settings.LIVE` may differ from the previous ones."""
         self._config = config = self._without_lost(config)
         if self.parts is not None:
             self.parts.config = config

@@ -116,7 +116,7 @@ class ReadLacRequest(Struct):
 class GetBookieInfoRequest(Struct):
     version: int
     txn_id: int
-    requested: int  # bits: 1 total disk capacity, 2 free disk space
+    requested: int  # bits: 1 total disk capacity, 2 free disk space, 4 what clients read (ours: Apache's ignore it)
 
 
 class ForceLedgerRequest(Struct):
@@ -236,6 +236,8 @@ class GetBookieInfoResponse(Struct):
     status: Status
     total_disk_capacity: int | None = None
     free_disk_space: int | None = None
+    read_rate: int | None = None  # bytes per second
+    read_ledgers: bytes | None = None  # `protocol/pacing/read_rates.py`
 
 
 class ForceLedgerResponse(Struct):

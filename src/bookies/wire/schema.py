@@ -117,7 +117,11 @@ LEDGER_RESPONSE = Message(_STATUS, _ledger(2))
 WRITE_LAC_RESPONSE = Message(_STATUS, _ledger(2), Field(100, "hasReaders", Kind.INT32))
 READ_LAC_RESPONSE = Message(_STATUS, _ledger(2), Field(3, "lacBody", Kind.BYTES), Field(4, "lastEntryBody", Kind.BYTES))
 GET_BOOKIE_INFO_RESPONSE = Message(
-    _STATUS, Field(2, "totalDiskCapacity", Kind.INT64), Field(3, "freeDiskSpace", Kind.INT64)
+    _STATUS,
+    Field(2, "totalDiskCapacity", Kind.INT64),
+    Field(3, "freeDiskSpace", Kind.INT64),
+    Field(100, "readRate", Kind.INT64),  # ours, sent on request only
+    Field(101, "readLedgers", Kind.BYTES),
 )
 LIST_ENTRIES_RESPONSE = Message(_STATUS, _ledger(2), Field(3, "availabilityOfEntriesOfLedger", Kind.BYTES))
 

@@ -326,8 +326,8 @@ def _response_of(operation: Operation, txn_id: int, status: Status, fields: Valu
             bodies = fields.get("lacBody"), fields.get("lastEntryBody")
             return ReadLacResponse(VERSION, txn_id, status, fields["ledgerId"], *bodies)
         case Operation.GET_BOOKIE_INFO:
-            sizes = fields.get("totalDiskCapacity"), fields.get("freeDiskSpace")
-            return GetBookieInfoResponse(VERSION, txn_id, status, *sizes)
+            names = "totalDiskCapacity", "freeDiskSpace", "readRate", "readLedgers"
+            return GetBookieInfoResponse(VERSION, txn_id, status, *map(fields.get, names))
         case Operation.FORCE_LEDGER:
             return ForceLedgerResponse(VERSION, txn_id, status, fields["ledgerId"])
         case Operation.LIST_ENTRIES:
@@ -378,8 +378,13 @@ def _fields_of_response(response: Response) -> tuple[Operation, dict[str, Any] |
                 "lastEntryBody": response.last_entry_body,
             }
         case GetBookieInfoResponse():
-            sizes = {"totalDiskCapacity": response.total_disk_capacity, "freeDiskSpace": response.free_disk_space}
-            return Operation.GET_BOOKIE_INFO, sizes if is_ok else {}
+            info = {
+                "totalDiskCapacity": response.total_disk_capacity,
+                "freeDiskSpace": response.free_disk_space,
+                "readRate": response.read_rate,
+                "readLedgers": response.read_ledgers,
+            }
+            return Operation.GET_BOOKIE_INFO, info if is_ok else {}
         case ForceLedgerResponse():
             return Operation.FORCE_LEDGER, {"ledgerId": response.ledger_id}
         case ListEntriesResponse():

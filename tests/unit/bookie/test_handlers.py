@@ -12,6 +12,7 @@ from bookies.bookie.server import BookieServer
 from bookies.errors import ReadFailed, Status, StorageError
 from bookies.kernels import Records
 from bookies.model import DigestType
+from bookies.protocol.pacing.read_rates import WINDOW_S, ReadLoad, parse_load
 from bookies.wire import digest
 from bookies.wire.availability import parse_availability
 from bookies.wire.messages import (
@@ -421,8 +422,28 @@ def test_lacs_force_info_and_lists(world: World) -> None:
         assert (await client.ask(ListEntriesRequest(3, 1, 2))).status is Status.NO_LEDGER
         info = await client.ask(GetBookieInfoRequest(3, 1, 3))
         assert info.total_disk_capacity >= info.free_disk_space > 0
+        assert (info.read_rate, info.read_ledgers) == (None, None), "Apache's clients get what they know"
         negative = WriteLacRequest(3, 9, -5, 1, KEY, digest.package_lac(DigestType.CRC32C, b"", -5, 1))
         assert (await client.ask(negative)).status is Status.BAD_REQUEST
+
+    world.run(body)
+
+
+def test_what_clients_read_is_reported(world: World) -> None:
+    async def body(world: World) -> None:
+        client = await world.connect(await world.start())
+        await client.add(adds(1, [0, 1], version=3))
+        client2 = await world.connect(world.servers[-1])
+        for request in (ReadRequest(2, 0, 1, 1), BatchReadRequest(2, 0, 1, 0, 2, 1 << 20)):
+            assert (await client2.ask(request)).status is Status.OK
+        assert (await client.ask(ReadRequest(3, 1, 1, 0))).status is Status.OK
+        info = await client.ask(GetBookieInfoRequest(3, 1, 4))
+        assert (info.total_disk_capacity, info.read_rate, info.read_ledgers) == (None, 0, b"")
+        await asyncio.sleep(WINDOW_S)
+        info = await client.ask(GetBookieInfoRequest(3, 1, 4))
+        load = parse_load(info.read_rate, info.read_ledgers)
+        assert load.rate * WINDOW_S >= 4 * len(package(1, 0, b"1/0 " * 12)) - WINDOW_S
+        assert load == ReadLoad(load.rate, {1: load.rate})
 
     world.run(body)
 

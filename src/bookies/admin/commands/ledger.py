@@ -157,7 +157,7 @@ async def _read_from(client: Client, arguments: argparse.Namespace) -> int:
 
     administration, bookie = client.administration(), bookie_id(arguments.bookie)
     ledger = await administration.record(arguments.ledger)
-    replicas = administration.access.replicas(ledger.metadata)
+    replicas, has = administration.access.replicas(ledger.metadata), "has"
     try:
         held = await administration.list_entries(bookie, arguments.ledger)
     except LedgerUnknownToBookie:
@@ -169,11 +169,20 @@ async def _read_from(client: Client, arguments: argparse.Namespace) -> int:
     except (BookieUnreachable, ClientClosed):
         raise
     except BookKeeperError:  # After damage it cannot list entries. It is asked for all that it should hold.
-        held = _placed_on(bookie, await administration.fragments_of(ledger))
+        held, has = _placed_on(bookie, await administration.fragments_of(ledger)), "should have"
+    stop = arguments.last + 1 if arguments.last is not None else None
+    wanted = [range(max(run.start, arguments.first), run.stop if stop is None else min(run.stop, stop)) for run in held]
+    if not any(wanted):
+        runs = ", ".join(f"{run.start:,} to {run.stop - 1:,}" for run in held[:3]) or "none"
+        print(
+            f"bk ledger: bookie {bookie} has no entry of ledger {arguments.ledger} in this range; it {has} {runs}"
+            f"{' and others' if len(held) > 3 else ''}",
+            file=sys.stderr,
+        )
+        return 1
     status = 0
-    for run in held:
-        at = max(run.start, arguments.first)
-        end = run.stop if arguments.last is None else min(run.stop, arguments.last + 1)
+    for run in wanted:
+        at, end = run.start, run.stop
         while at < end:
             try:
                 batch = await replicas.read_batch(bookie, range(at, end))

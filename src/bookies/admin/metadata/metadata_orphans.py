@@ -23,7 +23,7 @@ async def orphans(session: Session, arguments: argparse.Namespace) -> Report:
     """Report the orphaned records; mark or delete them if that is asked for. Raises `UsageError`, `MetadataError`."""
     from bookies.metadata.shared.change_log import check_reason
     from bookies.protocol.pacing import RateLimit
-    from bookies.replication.operator.operator_parts import Operator
+    from bookies.replication.base.operator_parts import Operator
     from bookies.replication.operator.orphans import OrphanSearch
 
     wait_ms = int(seconds_of("--wait", arguments.wait) * 1000)

@@ -22,8 +22,8 @@ PAGED = {"ledger list": "ledger", "bookie list": "bookie", "log list": ""}  # wi
 class Exposed(Struct, frozen=True):
     """One verb at one path. `options`: the fields that a call may set, besides the placeholders of the path.
 
-    `watched`: a verb that reads, whose facts before and after a change are in the audit line. `fixed`: fields that this
-    path sets. `is_list`: may be long, so few run at a time.
+    `watched`: a verb that reads, whose facts before and after a change are in the audit line. `is_list`: may be long,
+    so few run at a time.
     """
 
     method: str
@@ -32,7 +32,6 @@ class Exposed(Struct, frozen=True):
     options: tuple[str, ...] = ()
     role: Role = Role.VIEWER
     watched: str = ""
-    fixed: Mapping[str, object] | None = None
     is_list: bool = False
 
     @property
@@ -59,6 +58,7 @@ EXPOSED = (
     Exposed("GET", "/health", "cluster health", is_list=True),
     Exposed("GET", "/cluster", "cluster info"),
     Exposed("GET", "/bookies", "bookie list", ("mode", "space", "after", "limit"), is_list=True),
+    Exposed("GET", "/balance", "bookie balance", ("why", "tolerance"), is_list=True),
     Exposed("GET", _BOOKIE, "bookie show"),
     Exposed("GET", f"{_BOOKIE}/state", "bookie state"),
     Exposed("GET", f"{_BOOKIE}/disks", "bookie disks"),

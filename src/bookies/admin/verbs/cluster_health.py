@@ -121,7 +121,7 @@ async def cluster_findings(session: Session) -> list[Finding]:
         findings += _bookie_findings(bookie, notes.get(bookie.id), answers.get(bookie.id), now_ms)
     findings = list(_few(findings))
     status = await read_status(session.driver, now_ms)
-    findings += [*_writable_findings(bookies), *_recovery_findings(status, bookies, notes)]
+    findings += [*_writable_findings(bookies, notes), *_recovery_findings(status, bookies, notes)]
     if len(registered) > len(asked):
         findings.append(Finding("ok", f"{len(registered) - len(asked):,} bookies were not asked about their disks"))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
@@ -193,11 +193,12 @@ def _answer_findings(name: str, bookie: BookieStatus, answer: _Answer, *, is_dra
         yield Finding("warn", f"{name} is writable, but {disks}", remedy, name)
 
 
-def _writable_findings(bookies: Sequence[BookieStatus]) -> Iterator[Finding]:
-    modes = Counter(bookie.mode for bookie in bookies)
-    writable = modes["writable"]
+def _writable_findings(bookies: Sequence[BookieStatus], notes: Mapping[BookieId, Note]) -> Iterator[Finding]:
+    """Yield how many bookies accept writes. Writers avoid a bookie that is to be emptied, although it would."""
+    emptied = {bookie for bookie, note in notes.items() if note.draining is not None}
+    writable = sum(bookie.mode == "writable" and bookie.id not in emptied for bookie in bookies)
     if not writable:
-        remedy = "start bookies, or end the cause of their read-only mode"
+        remedy = "start bookies, or end the cause of their read-only mode or their drain"
         yield Finding("bad", "no bookie accepts writes", remedy, WRITES)
     elif writable < WRITABLE_MIN:
         of = f"only {writable} of {len(bookies)} bookies {'accepts' if writable == 1 else 'accept'} writes"

@@ -35,7 +35,7 @@ async def _rename(session: Session, arguments: argparse.Namespace) -> Report:
     from bookies.metadata.shared.change_log import note_change
     from bookies.model import BookieId
     from bookies.protocol.pacing import RateLimit
-    from bookies.replication.operator.operator_parts import Operator
+    from bookies.replication.base.operator_parts import Operator
     from bookies.replication.operator.renaming import Renaming, RenamingRules
 
     old, new, owner = BookieId(arguments.old), BookieId(arguments.new), operator_name()

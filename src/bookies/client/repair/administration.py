@@ -61,7 +61,8 @@ class Administration(ReplicaTools):
         * `bytes_per_s`: limit over all copies; None: unlimited.
 
         Fragments that may still grow are left to the ledger's writer. The repair holds the ledger's lock of
-        auto-recovery.
+        auto-recovery. A ledger with entries that no bookie has is marked, so auto-recovery reports the loss and repairs
+        it when a bookie with them returns.
 
         Raises `LedgerLocked`. Raises `ReplicationFailed` if a fragment could not be repaired or a replica is unknown,
         after all others were repaired.
@@ -79,6 +80,9 @@ class Administration(ReplicaTools):
                 )
                 repair = LedgerRepair(self, rules, Account(bytes_per_s, progress))
                 outcome = await repair.run(ledger_id)
+            if outcome.losses and not dry_run:
+                lacking = dict.fromkeys(bookie for loss in outcome.losses for bookie, _ in loss.evidence)
+                await self._driver.recovery.mark(ledger_id, list(lacking), self.access.runtime.clock.wall_ms())
             failures = await self._failures_of(repair, outcome, states.lost)
         if failures:
             done = f"{len(repair.moves)} fragments {'would be' if dry_run else 'were'} repaired"

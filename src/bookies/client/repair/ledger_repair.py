@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair.full_check import FullReplicaCheck
 from bookies.client.repair.replica_tools import ReplicaTools
-from bookies.client.repair.replication import Account, Copying, Move, avoiding, replicate_positions
+from bookies.client.repair.replication import Account, Copying, Move, avoiding, renew, replicate_positions
 from bookies.errors import (
     BookieReadOnly,
     BookKeeperError,
@@ -43,7 +43,7 @@ from bookies.model import BookieId, LedgerState
 from bookies.protocol.placement.placement_policy import Adherence
 from bookies.protocol.quorums.quorum import stores
 from bookies.protocol.repair import Fragment, FragmentVerdict
-from bookies.protocol.repair.fragments import ReplicaState
+from bookies.protocol.repair.fragments import ReplicaState, stored_in
 from bookies.protocol.repair.repair_work import (
     Assessment,
     Cause,
@@ -367,10 +367,11 @@ class LedgerRepair:
         losses: list[Problem] = []
         while runs:
             try:
-                renewed = await self._tools.renew_entries(
-                    fragment.ledger_id, replica.bookie, runs, pace=self._account.pace, progress=self._account.absorb()
-                )
-                self._account.totals.renewed += renewed
+                # By the record that was checked: a store that lags behind may return one without these entries.
+                account = Account(self._account.pace, self._account.absorb())
+                ids = stored_in(fragment.stored(position), runs)
+                await renew(self._tools.access, ledger.metadata, fragment, position, ids, account)
+                self._account.totals.renewed += account.totals.entries
             except BookKeeperError as error:
                 problem = await self._explained(fragment, error, ledger)
                 if not isinstance(problem, Loss) or len(losses) >= LOSSES_MAX:

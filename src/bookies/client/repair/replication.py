@@ -271,7 +271,7 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
                 await turn.enter_async_context(admission.turn(targets))
                 has_turn = True
             update.check_lock()
-            ids = copy.next_ids()
+            ids = copy.next_ids(account.pace.part_size)
             begun = loop.time()
             if fragment.is_striped:
                 bodies = await replicas.read_each(

@@ -40,6 +40,7 @@ from bookies.errors import (
 from bookies.model import BookieId
 from bookies.protocol.ledger.bookie_health import Rank
 from bookies.protocol.ledger.read import BatchSupport
+from bookies.protocol.pacing.read_rates import ReadLoad, parse_load
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.wire import v2, v3
@@ -72,7 +73,7 @@ ANSWER_SLACK = 1024  # bytes by which a response may exceed the add of its entry
 OBSERVED_EVERY = 8  # one in this many single reads and short batches is timed: a scan sends hundreds at once
 SHORT_BATCH = 8  # entries
 RECEIVE_SIZE = 256 << 10  # bytes received from a connection at once
-BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
+BOTH_CAPACITIES, READS = 3, 4  # of `GetBookieInfoRequest.requested`
 TRACE_OVERHEAD = 192  # bytes by which a traced add in v3 is longer than its v2 frame, at most
 
 
@@ -459,6 +460,14 @@ class BookiePool:
         )
         response = self.check(bookie, outcome, GetBookieInfoResponse)
         return response.total_disk_capacity or 0, response.free_disk_space or 0
+
+    async def bookie_load(self, bookie: BookieId, *, timeout_ms: int | None = None) -> ReadLoad | None:
+        """Return how much clients read from the bookie; None: it does not know, because it is one of Apache's."""
+        outcome = await self._start_v3(
+            bookie, lambda txn_id: GetBookieInfoRequest(v3.VERSION, txn_id, READS), timeout_ms
+        )
+        response = self.check(bookie, outcome, GetBookieInfoResponse)
+        return None if response.read_rate is None else parse_load(response.read_rate, response.read_ledgers or b"")
 
     async def list_entries(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> list[range]:
         """List the entries of the ledger that the bookie holds: ranges, ascending."""

@@ -18,6 +18,7 @@ Source: client-protocol 2.15.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Protocol
 
@@ -64,10 +65,15 @@ class LacSource(Protocol):
 
 
 class LacAnnouncer:
-    """Announces the last add confirmed of writers. `interval_s`: seconds until a writer is idle; 0: never."""
+    """Announces the last add confirmed of writers. `interval_s`: seconds until a writer is idle; 0: never.
 
-    def __init__(self, interval_s: float) -> None:
+    jitter(a, b): a random number between a and b. Then the writers whose announcements one bookie has failed do not
+    repeat them in the same moment: each pause is between half of its length and all of it.
+    """
+
+    def __init__(self, interval_s: float, jitter: Callable[[float, float], float] = max) -> None:
         self._interval_s = interval_s
+        self._jitter = jitter
         self._loop = asyncio.get_running_loop()
         self._due: dict[LacSource, float] = {}  # loop time, ascending
         self._timer: asyncio.TimerHandle | None = None
@@ -95,7 +101,8 @@ class LacAnnouncer:
         """Repeat the writer's announcement after a pause: a bookie could not be told."""
         if not self._interval_s:
             return
-        due = self._loop.time() + doubled(self._interval_s, REPEAT_MAX_S, writer.repeats)
+        pause_s = doubled(self._interval_s, REPEAT_MAX_S, writer.repeats)
+        due = self._loop.time() + self._jitter(pause_s / 2, pause_s)
         repetition = self._repeats.get(writer)
         if repetition is not None:
             if repetition.when() <= due:

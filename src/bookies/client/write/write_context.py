@@ -68,7 +68,7 @@ class WriteContext(Struct, frozen=True):
         bookies: WritableBookies,
     ) -> Self:
         """Return the context of a new client, with the parts that are its own."""
-        announcer = LacAnnouncer(config.explicit_lac_interval_ms / 1000)
+        announcer = LacAnnouncer(config.explicit_lac_interval_ms / 1000, runtime.random.uniform)
         budget = MemoryBudget(config.memory_limit)
         open_ledgers = OpenLedgers(runtime, driver, lambda: pool.connection_count)
         return cls(runtime, config, pool, driver, bookies, budget, announcer, SendScheduler(pool.flushes), open_ledgers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import contextlib
 import os
 import shutil
@@ -13,6 +15,9 @@ from bookies.admin.shared.report import Report, Table
 
 if TYPE_CHECKING:
     from bookies.admin.cluster import LocalCluster
+    from bookies.client.client import Client
+
+FILLED_AT_ONCE, CHUNK = 8, 64
 
 
 @contextlib.contextmanager
@@ -36,6 +41,21 @@ def own_cluster(directory: str, bookies: int, **options: Any) -> Iterator[LocalC
         yield cluster
     finally:
         cluster.stop()
+
+
+async def fill(client: Client, arguments: argparse.Namespace) -> list[int]:
+    """Write sealed ledgers with three replicas, as `--ledgers`, `--entries` and `--size` say; return their ids."""
+    payload, waiting, ledgers = os.urandom(arguments.size), iter(range(arguments.ledgers)), list[int]()
+
+    async def lane() -> None:
+        for _ in waiting:
+            async with await client.create(ensemble=3, write_quorum=3, ack_quorum=2) as ledger:
+                for first in range(0, arguments.entries, CHUNK):
+                    await ledger.append_many([payload] * min(CHUNK, arguments.entries - first))
+            ledgers.append(ledger.ledger_id)
+
+    await asyncio.gather(*(lane() for _ in range(FILLED_AT_ONCE)))
+    return ledgers
 
 
 def figures(result: dict[str, Any], status: int = 0, *, digits: int = 2, spaced: bool = False) -> Report:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import pathlib
 import shutil
 import time
@@ -25,7 +24,7 @@ from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async, size_text
 from bookies.admin.shared.report import Report, Table
-from bookies.lab.bench.bench_common import data_directory
+from bookies.lab.bench.bench_common import data_directory, fill
 
 if TYPE_CHECKING:
     from bookies.admin.cluster import LocalCluster
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 BOOKIES = 5
 DISKS = ("ledgers", "ledgers1", "ledgers2", "ledgers3")
 LEASE_MS = 2_000
-FILLED_AT_ONCE, CHUNK = 8, 64
 LOAD_ENTRIES = 200  # of a ledger under load
 POLL_S = 0.05
 LIMIT_S = 600.0
@@ -78,7 +76,7 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> Repo
     from bookies.client.connect import connect
 
     async with connect(cluster.metadata_uri) as client:
-        ledgers = await _fill(client, arguments)
+        ledgers = await fill(client, arguments)
         await asyncio.sleep(2 * SETTINGS["checkpoint_interval_ms"] / 1000)
         stop = asyncio.Event()
         load = asyncio.ensure_future(_load(client, arguments, stop, ledgers))
@@ -94,20 +92,6 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> Repo
         problems = await _verify(client, ledgers)
         whole = await _copy_whole(cluster, client, cluster.bookies[0], arguments.rate)
     return _report(rows, whole, {"entries_appended": appended, "appends_failed": failed, "problems": problems})
-
-
-async def _fill(client: Client, arguments: argparse.Namespace) -> list[int]:
-    payload, waiting, ledgers = os.urandom(arguments.size), iter(range(arguments.ledgers)), list[int]()
-
-    async def lane() -> None:
-        for _ in waiting:
-            async with await client.create(ensemble=3, write_quorum=3, ack_quorum=2) as ledger:
-                for first in range(0, arguments.entries, CHUNK):
-                    await ledger.append_many([payload] * min(CHUNK, arguments.entries - first))
-            ledgers.append(ledger.ledger_id)
-
-    await asyncio.gather(*(lane() for _ in range(FILLED_AT_ONCE)))
-    return ledgers
 
 
 async def _load(

@@ -171,7 +171,7 @@ class Space:
             )
 
 
-class _Load(Struct):
+class PacedAdds(Struct):
     """Adds at a steady rate. `latencies`: from each due time; `first_error`: message of the first failed add."""
 
     ledgers: list[LedgerWriter]
@@ -251,7 +251,7 @@ class Bench:
         filled_size = arguments.ledgers * arguments.entries * arguments.size
         self._space.check(filled_size, "--ledgers, --entries or --bytes")
         await self._fill()
-        load = _Load([await self._create() for _ in range(LOADED_LEDGERS)], self._payload[:LOAD_SIZE])
+        load = PacedAdds([await self._create() for _ in range(LOADED_LEDGERS)], self._payload[:LOAD_SIZE])
         most = await load.measure_rate(min(RATE_S, arguments.seconds))
         per_s = most * arguments.load
         loaded_s = 2 * arguments.seconds + (0 if arguments.quick else REPAIR_S)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import CLUSTER, DIGEST, MACHINE, Option, verb
 from bookies.admin.shared.report import Report
-from bookies.lab.bench import bench_disk, bench_placement, bench_recovery, bench_storage
+from bookies.lab.bench import bench_balance, bench_disk, bench_placement, bench_recovery, bench_storage
 from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
 
 
@@ -129,6 +129,15 @@ VERBS = (
         "bk bench disk --quick",
         bench_disk.run,
         *bench_disk.OPTIONS,
+        shared=MACHINE,
+    ),
+    verb(
+        "bench balance",
+        "add an empty bookie to five full ones under load; measure time, bytes and the p99 of adds until it has its "
+        "share",
+        "bk bench balance --quick",
+        bench_balance.run,
+        *bench_balance.OPTIONS,
         shared=MACHINE,
     ),
     verb(

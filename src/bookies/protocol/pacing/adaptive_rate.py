@@ -37,10 +37,15 @@ PRESENT_WEIGHT = 0.3  # of a window's latency in the present one
 
 
 class _Meter:
-    """Latencies of one sort of operation, window by window. `least_s`: a latency up to which nothing is too slow."""
+    """Latencies of one sort of operation, window by window.
 
-    def __init__(self, least_s: float) -> None:
+    least_s: a latency up to which nothing is too slow.
+    slowdown: allowed multiple of the usual latency.
+    """
+
+    def __init__(self, least_s: float, slowdown: float) -> None:
         self._least_s = least_s
+        self._slowdown = slowdown
         self._worst_s = 0.0
         self.count = 0
         self.usual_s: float | None = None
@@ -58,7 +63,7 @@ class _Meter:
             return False
         self.usual_s = _mixed(self.usual_s, worst_s, CALM_WEIGHT if is_calm else BUSY_WEIGHT)
         self._present_s = _mixed(self._present_s, worst_s, PRESENT_WEIGHT)
-        return self._present_s > max(self._least_s, SLOWDOWN * self.usual_s)
+        return self._present_s > max(self._least_s, self._slowdown * self.usual_s)
 
 
 def _mixed(average: float | None, value: float, weight: float) -> float:
@@ -66,16 +71,20 @@ def _mixed(average: float | None, value: float, weight: float) -> float:
 
 
 class AdaptiveRate(RateLimit):
-    """Rate limit that yields to ordinary requests. `bytes_per_s_max`: upper limit; None: only requests limit it."""
+    """Rate limit that yields to ordinary requests.
 
-    def __init__(self, bytes_per_s_max: float | None = None) -> None:
+    bytes_per_s_max: upper limit; None: only requests limit it.
+    slowdown: allowed multiple of the usual latency.
+    """
+
+    def __init__(self, bytes_per_s_max: float | None = None, slowdown: float = SLOWDOWN) -> None:
         self._rate_max = RATE_MAX if bytes_per_s_max is None else bytes_per_s_max
         super().__init__(min(RATE_FIRST, self._rate_max))
         self._copy_cost = min(COPY_COST, int(COPY_COST_S * self._rate_max))
         self._window_end = 0.0
         self._copied = 0.0
         self.on_charge: Callable[[], None] | None = None  # called before each charge, so directly after each copy
-        self._requests, self._copies = _Meter(LATENCY_MIN_S), _Meter(COPY_MIN_S)
+        self._requests, self._copies = _Meter(LATENCY_MIN_S, slowdown), _Meter(COPY_MIN_S, slowdown)
 
     @property
     def bytes_per_s(self) -> float:

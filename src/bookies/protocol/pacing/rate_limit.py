@@ -10,8 +10,10 @@ BURST_S = 0.05  # seconds of unused rate that a user of a disk may make up for
 class RateLimit:
     """Limits its users together to `rate` units a second. `rate`: may be changed at any time; None: unlimited.
 
-    `burst_s`: seconds of unused rate that may be made up for.
+    `burst_s`: seconds of unused rate that may be made up for. `part_size`: most bytes that a copy transfers at a time.
     """
+
+    part_size = 1 << 20
 
     def __init__(self, rate: float | None, burst_s: float = 0.0) -> None:
         if rate is not None and rate <= 0:

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.ledger.ledger import changed_record
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.candidates import Candidates
 from bookies.protocol.placement.placement import choose_replacements
 from bookies.protocol.quorums import write_set
@@ -34,7 +35,7 @@ from bookies.protocol.repair.fragments import Fragment, FragmentVerdict, Replica
 
 ENTRIES_MAX = 1000  # copied at a time
 STRIPED_ENTRIES_MAX = 64  # of a striped fragment, whose entries are read one by one, concurrently
-SIZE_MAX = 1 << 20  # bytes copied at a time, by the estimated entry size
+SIZE_MAX = RateLimit.part_size  # bytes copied at a time, by the estimated entry size
 ENTRY_SIZE_GUESS = 1024.0
 OLD_WEIGHT = 0.8  # of the average entry size, when new sizes come in
 
@@ -147,10 +148,10 @@ class FragmentCopy:
     def is_done(self) -> bool:
         return self._next > self.fragment.last
 
-    def next_ids(self) -> Sequence[int]:
+    def next_ids(self, size_max: int = SIZE_MAX) -> Sequence[int]:
         """Return the ids to copy now, ascending; consecutive (a `range`) unless the fragment is striped."""
         fragment = self.fragment
-        count = max(1, int(SIZE_MAX / self._entry_size))
+        count = max(1, int(size_max / self._entry_size))
         if not fragment.is_striped:
             return range(self._next, min(fragment.last, self._next + min(count, ENTRIES_MAX) - 1) + 1)
         ids: list[int] = []

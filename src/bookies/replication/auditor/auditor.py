@@ -1,10 +1,10 @@
 """Auditor: detects lost bookies, marks the ledgers that need them, and checks replicas periodically.
 
-It runs three tasks. One follows the bookies. When a bookie counts as lost, or is to be emptied, the task reads every
+It runs four tasks. One follows the bookies. When a bookie counts as lost, or is to be emptied, the task reads every
 ledger's record and marks those that name the bookie. When several bookies are away that are not lost yet, it marks the
 ledgers with one replica left (`protocol/repair/absence.py` says why only these). The second task runs the periodic
 checks that are due, which ask bookies and take long, in one pass over the records. The third applies the retention
-of logs.
+of logs, the fourth balances data.
 
 A mark is a claim that workers verify: a wrong mark costs them a check, not a copy. Everything the auditor writes can be
 repeated, so an auditor that crashes, or two at a time, do no harm. Source: metadata 8.1 to 8.4.
@@ -13,9 +13,7 @@ repeated, so an auditor that crashes, or two at a time, do no harm. Source: meta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-
-from msgspec import Struct, field
+from collections.abc import Sequence
 
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import AuditKind
@@ -23,7 +21,8 @@ from bookies.metadata.ledger_counts import LIVE_MAX, LedgerCounts, keep_counts
 from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.absence import HURRY_S, due_in_s
-from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
+from bookies.replication.auditor.automatic_balance import AutomaticBalance
+from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, PassReport, Placement, Replicas
 from bookies.replication.auditor.log_retention import LogRetention
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.task_parts import TaskParts
@@ -32,19 +31,6 @@ from bookies.runtime.tasks import all_of
 
 WAITING = "waiting for its election"
 PATROL_S = 60.0  # longest wait before it determines again which checks are due
-
-
-class PassReport(Struct):
-    """Report of one pass over all ledgers. Times: wall clock, ms; `ended_ms` None: in progress, or aborted."""
-
-    checks: tuple[str, ...]
-    began_ms: int
-    ended_ms: int | None = None
-    ledgers: int = 0
-    marked: int = 0
-    unreadable: int = 0
-    unreadable_ids: Sequence[int] = ()
-    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class Auditor:
@@ -57,6 +43,7 @@ class Auditor:
         self.marked = Distribution()  # ledgers that a pass has marked
         self.checked_count = 0  # ledgers, by all passes
         self.retention = LogRetention(parts.client, parts.switch, parts.config, parts.events)
+        self.balance = AutomaticBalance(parts, self._note)
         self._parts = parts
         self._rate = RateLimit(parts.config.audit_metadata_rate)
         self._bookies_changed = asyncio.Event()
@@ -73,10 +60,13 @@ class Auditor:
         self._audited, self._hurried = {}, ()
         self._parts.membership.listen(self._bookies_changed.set)
         try:
-            await all_of((self._follow_bookies(), self._patrol(), self.retention.run()))
+            await all_of((self._follow_bookies(), self._patrol(), self.retention.run(), self.balance.run()))
         finally:
             self._parts.membership.unlisten(self._bookies_changed.set)
             self.doing = WAITING
+
+    def _note(self, report: PassReport) -> None:
+        self.last.update(dict.fromkeys(report.checks, report))
 
     # -- lost and absent bookies ---------------------------------------------------------------------------------
     async def _follow_bookies(self) -> None:
@@ -171,8 +161,7 @@ class Auditor:
     async def _pass(self, checks: Sequence[Check], rate: RateLimit) -> bool:
         """Run these checks on every record, and mark ledgers accordingly. False: switched off meanwhile."""
         report = PassReport(tuple(check.name for check in checks), self._parts.runtime.clock.wall_ms())
-        for check in checks:
-            self.last[check.name] = report
+        self._note(report)
         self.doing = f"looking for {' and '.join(report.checks)}"
         coverage, counts = Coverage(), LedgerCounts(report.began_ms)
         async for page in records(self._parts.driver, rate, coverage):

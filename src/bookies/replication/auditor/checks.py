@@ -8,8 +8,10 @@ has not lost an entry. Source: metadata 8.3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from bookies.client.repair import Administration
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound
@@ -33,6 +35,19 @@ SHORTAGES = (
     "an entry has less than its ack quorum",
     "an entry has less than its write quorum",
 )
+
+
+class PassReport(Struct):
+    """Report of one pass over all ledgers. Times: wall clock, ms; `ended_ms` None: in progress, or aborted."""
+
+    checks: tuple[str, ...]
+    began_ms: int
+    ended_ms: int | None = None
+    ledgers: int = 0
+    marked: int = 0
+    unreadable: int = 0
+    unreadable_ids: Sequence[int] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class Check(Protocol):

@@ -160,6 +160,16 @@ class Membership:
         """Return the bookies that are to be emptied."""
         return list(self._notes.current.draining)
 
+    def announced(self, named: Collection[BookieId]) -> dict[BookieId, str]:
+        """Return the bookies in maintenance, and those of `named` that are to be emptied; with the reason."""
+        now_ms = self._clock.wall_ms()
+        return {
+            bookie: why_avoided(note)
+            for bookie, note in self._notes.current.by_bookie.items()
+            if (note.maintenance is not None and note.maintenance.until_ms > now_ms)
+            or (note.draining is not None and bookie in named)
+        }
+
     def circumstances(
         self,
         named: Iterable[BookieId] = (),
@@ -180,7 +190,7 @@ class Membership:
         known = [bookie for bookie in named if bookie not in (*registered, *excused)]
         only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
         lost = dict.fromkeys([*known, *only_claimed])
-        unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.current.by_bookie.items()}
+        unwanted = {bookie: why_avoided(note) for bookie, note in self._notes.current.by_bookie.items()}
         return Circumstances(
             registered,
             tuple(lost),
@@ -332,5 +342,6 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _why_avoided(note: Note) -> str:
+def why_avoided(note: Note) -> str:
+    """Return why a bookie with this note gets no data."""
     return "it is to be emptied" if note.draining is not None else "it is in maintenance"

@@ -137,6 +137,7 @@ class BesideBookie:
         self._pace.observe_request(seconds, now_s)
         if self.current is not None:
             self.current.pace.observe_request(seconds, now_s)
+            self.current.auditor.balance.pace.observe_request(seconds, now_s)
 
     async def _fetch_owed(self, server: BookieServer, runtime: Runtime) -> None:
         events = Events("recovery", runtime.clock)

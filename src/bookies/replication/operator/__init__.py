@@ -1,10 +1,9 @@
-"""Operations started by operators: status, repair, drain, balance."""
+"""Operations started by operators: status, repair, drain."""
 
 from __future__ import annotations
 
-from bookies.replication.operator.balance import Balance
+from bookies.replication.base.operator_parts import Operator
 from bookies.replication.operator.drain import Drain
 from bookies.replication.operator.manual_repair import ManualRepair
-from bookies.replication.operator.operator_parts import Operator
 
-__all__ = ["Balance", "Drain", "ManualRepair", "Operator"]
+__all__ = ["Drain", "ManualRepair", "Operator"]

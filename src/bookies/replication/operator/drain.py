@@ -50,10 +50,10 @@ from bookies.protocol.repair.drain import Forecast, Portion, interleaved, portio
 from bookies.protocol.repair.fragments import fragments_on, fragments_without_entries, is_named
 from bookies.protocol.repair.repair_work import Cause, Circumstances, RepairState, Wait
 from bookies.replication.base import Membership
+from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.store_outage import StoreOutageRetry
 from bookies.replication.operator.drain_work import LOCKED, Blocked, DrainProgress, DrainWork, described
-from bookies.replication.operator.operator_parts import Operator
 from bookies.replication.operator.presumed_lost import PresumedLost
 from bookies.replication.operator.status import ProcessStatus, witnesses
 from bookies.runtime.events import Events

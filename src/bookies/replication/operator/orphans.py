@@ -27,8 +27,8 @@ from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.pacing import RateLimit
+from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.replication_records import Coverage, records
-from bookies.replication.operator.operator_parts import Operator
 from bookies.runtime.tasks import all_of
 
 NAME = "orphan-marks"  # the record

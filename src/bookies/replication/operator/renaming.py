@@ -18,8 +18,8 @@ from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.ledger.operator_change import renamed, stays_named
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.fragments import missing_runs
+from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.replication_records import Coverage, records
-from bookies.replication.operator.operator_parts import Operator
 from bookies.runtime.tasks import all_of
 
 

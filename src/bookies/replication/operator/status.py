@@ -21,7 +21,7 @@ from bookies.metadata.interface.recovery_store import AuditKind, Mark
 from bookies.model import BookieId
 from bookies.protocol.log.lease import parse_queue
 from bookies.protocol.repair.repair_work import Loss, Wait
-from bookies.replication.auditor.auditor import PassReport
+from bookies.replication.auditor.checks import PassReport
 from bookies.replication.repair.worker import LedgerReport
 
 PREFIX = "autorecovery/"

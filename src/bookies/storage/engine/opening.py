@@ -124,7 +124,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         if parts.databases is not None:
             await worker.run(parts.databases.settled)
         await worker.run(directories.remove_leftovers)
-        if await open_journals(parts) and lost:
+        if await _open_lost_journals(parts, lost) and lost:
             await worker.run(note_applied, runtime.disk, directories.all)
     async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
@@ -148,6 +148,13 @@ async def _remaining_paths(
         names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
         events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
     return paths
+
+
+async def _open_lost_journals(parts: StorageParts, lost: Sequence[str]) -> bool:
+    """Open all journals. False: a lost one has no file yet, so the next start must know that it is lost."""
+    await open_journals(parts)
+    journals = zip(parts.journals, parts.directories.journals, strict=True)
+    return all(journal.is_open for journal, directory in journals if directory in lost)
 
 
 async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bool, lacks_ledgers: bool) -> None:

@@ -60,8 +60,11 @@ def test_entries_that_belong_on_a_bookie_are_asked_for(capsys: pytest.CaptureFix
     printed = capsys.readouterr()
     assert printed.out.startswith('{"entry": 3,')
     assert "entry 4: " in printed.err
-    assert read(unknown, "x") == 0
-    assert capsys.readouterr().out == ""
+    assert read(unknown, "a", first=6) == 1
+    assert "no entry of ledger 7 in this range; it should have 0 to 0, 2 to 3, 5 to 5" in capsys.readouterr().err
+    assert read(unknown, "x") == 1
+    printed = capsys.readouterr()
+    assert (printed.out, "it should have none" in printed.err) == ("", True)
 
 
 def test_a_bookie_that_does_not_answer_is_an_error() -> None:

@@ -57,6 +57,12 @@ def test_reading_verbs_answer_with_the_facts_of_their_commands(serve: Serve) -> 
         assert await facts("/metadata/changes") == []
         assert await facts("/metadata/orphans") == {"records": 1, "orphans": [], "unknown": [], "deleted": []}
         assert (await facts("/recovery"))["is_enabled"] is True
+        balance = await facts("/balance?why=true")
+        assert [(row["bookie"], row["why"]) for row in balance["bookies"]] == [
+            ("b1", "holds its share, within the tolerance")
+        ]
+        assert balance["obstacle"].startswith(f"ledger {ledger_id} is marked for a repair")
+        assert balance["automatic"] is None
         assert await facts("/recovery/delay") == {"seconds": None}
         for path, status in (
             ("/ledgers/77", 404),
@@ -64,6 +70,8 @@ def test_reading_verbs_answer_with_the_facts_of_their_commands(serve: Serve) -> 
             ("/bookies/b2/state", 404),
             ("/bookies/b2", 422),
             ("/bookies?nonsense=1", 400),
+            ("/balance", 422),
+            ("/balance?why=true&tolerance=0", 422),
         ):
             assert (await site.call("viewer", "GET", f"{API}{path}")).status == status, path
         report = await site.get(

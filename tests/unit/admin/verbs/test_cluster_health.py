@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.unit.web.conftest import Site, serve
 
-from bookies.admin.verbs.cluster_health import _recovery_findings, _sentence
+from bookies.admin.verbs.cluster_health import _recovery_findings, _sentence, _writable_findings
+from bookies.client.transport import BookieStatus
 from bookies.metadata.shared.bookie_notes import Draining, Note
 from bookies.model import BookieId
 from bookies.replication.operator.status import ProcessStatus, RecoveryStatus
@@ -75,6 +76,16 @@ def test_a_drain_that_is_stuck_names_the_ledger_and_its_cause() -> None:
     assert _sentence([finding]).endswith("ledger 2 waits for a bookie to copy to.")
     (finding,) = _recovery_findings(status_of({"ledger_id": 2}, marked=2), [], {})
     assert finding.what == "2 ledgers lack replicas, 1 cannot be repaired now"
+
+
+def test_a_bookie_that_is_drained_does_not_count_as_accepting_writes() -> None:
+    bookies = [BookieStatus(BookieId(name), "writable", None, {}) for name in ("b1", "b2", "b3")]
+    (row,) = _writable_findings(bookies, {})
+    assert (row.level, row.what) == ("ok", "3 of 3 bookies accept writes")
+    (row,) = _writable_findings(bookies, DRAINED)
+    assert (row.level, row.what) == ("warn", "only 2 of 3 bookies accept writes")
+    (row,) = _writable_findings(bookies[:1], DRAINED)
+    assert (row.level, row.what) == ("bad", "no bookie accepts writes")
 
 
 def test_lost_entries_name_the_bookies_to_start() -> None:

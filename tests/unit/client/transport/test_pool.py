@@ -30,6 +30,7 @@ from bookies.errors import (
 )
 from bookies.kernels import pack_add_frames, scan_records
 from bookies.model import BookieId, DigestType
+from bookies.protocol.pacing.read_rates import ReadLoad
 from bookies.wire import digest
 from bookies.wire.messages import (
     AddRequest,
@@ -38,6 +39,7 @@ from bookies.wire.messages import (
     BatchReadRequest,
     BatchReadResponse,
     ForceLedgerResponse,
+    GetBookieInfoResponse,
     Operation,
     ReadLacResponse,
     ReadRequest,
@@ -385,6 +387,7 @@ async def test_what_only_v3_can_say(world: World) -> None:
     assert found.last_entry_body == world.bookies[B1].ledgers[7].entries[9]
     await pool.force(B1, 7)
     assert await pool.bookie_info(B1) == (1000, 400)
+    assert await pool.bookie_load(B1) == ReadLoad(70, {7: 60})
     assert await pool.list_entries(B1, 7) == [range(10)]
     assert (await pool.long_poll(B1, 7, 3, 1000)).entry_id == 4
     begun = world.loop.time()
@@ -403,6 +406,9 @@ async def test_errors_of_the_rest(world: World) -> None:
     world.bookies[B1].intercept = lambda request: []
     with pytest.raises(BookieTimeout):
         await pool.bookie_info(B1)
+    world.bookies[B1].intercept = lambda request: [GetBookieInfoResponse(3, request.txn_id, Status.OK, 1, 1)]
+    assert await pool.bookie_load(B1) is None, "a bookie of Apache's"
+    world.bookies[B1].intercept = lambda request: []
     with pytest.raises(BookieTimeout):
         await pool.long_poll(B1, 7, 0, 100)
 

@@ -292,3 +292,15 @@ async def test_announcements_can_be_switched_off(stage: Stage) -> None:
     await asyncio.sleep(10)
     assert stage.pool.announced == []
     await ledger.close()
+
+
+@on_stage()
+async def test_repetitions_of_several_writers_are_spread(stage: Stage) -> None:
+    shares = iter((0.0, 0.5, 1.0))
+    announcer = LacAnnouncer(INTERVAL_S, lambda low, high: low + next(shares) * (high - low))
+    writers = [_Writer() for _ in range(3)]
+    start = stage.loop.time()
+    for writer in writers:
+        announcer.failed(writer)
+    await asyncio.sleep(2 * INTERVAL_S)
+    assert [round((writer.again[0] - start) / INTERVAL_S, 6) for writer in writers] == [0.5, 0.75, 1.0]

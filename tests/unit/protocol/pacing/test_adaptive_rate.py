@@ -62,6 +62,15 @@ def test_a_little_more_than_usual_is_allowed() -> None:
     assert pace.bytes_per_s > RATE_FIRST
 
 
+def test_how_much_more_is_allowed_can_be_chosen() -> None:
+    pace = AdaptiveRate(slowdown=1.2)
+    now = windows(pace, 20, 1.0, latency_s=0.010, copies=False)
+    now = windows(pace, 10, now, latency_s=0.011, copies=True)
+    assert pace.bytes_per_s > RATE_FIRST
+    windows(pace, 10, now, latency_s=0.015, copies=True)
+    assert pace.bytes_per_s < RATE_FIRST
+
+
 def test_what_is_usual_follows_a_load_that_grows_by_itself() -> None:
     pace = AdaptiveRate()
     now = windows(pace, 20, 1.0, latency_s=0.005, copies=False)

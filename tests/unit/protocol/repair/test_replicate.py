@@ -166,6 +166,7 @@ def test_the_size_of_entries_sets_how_many_are_copied_at_once() -> None:
     for _ in range(30):
         copy.copied(copy.next_ids()[-1], 1, SIZE_MAX // 10)
     assert len(copy.next_ids()) == 10
+    assert len(copy.next_ids(SIZE_MAX // 5)) == 2
     for _ in range(60):
         copy.copied(copy.next_ids()[0], 1, 4 * SIZE_MAX)
     assert len(copy.next_ids()) == 1

@@ -35,11 +35,16 @@ class Locking:
         self._report = report
         self._roles = roles
         self._taken: dict[tuple[str, int], float] = {}  # host, ledger -> since when it has the lock, or assumes so
+        self.marked: dict[int, float] = {}  # marked ledgers, and since when
         self._requests: dict[tuple[str, int], int] = {}  # host, window -> requests
         self.most_requests = 0
         cluster.store.on_recovery = self._noted
         cluster.store.on_request = self._asked
         cluster.store.on_cookie_deleted = self._forgotten
+
+    def held_since(self, host: str, ledger_id: int) -> float:
+        """Return when a host took the ledger's lock that it has; the present time if it has none."""
+        return self._taken.get((host, ledger_id), self._store.loop.time())
 
     def _asked(self, host: str) -> None:
         if host.startswith(self._roles):
@@ -57,8 +62,13 @@ class Locking:
                 self._taken[key] = self._store.loop.time()
             elif operation == "release":
                 self._taken.pop(key, None)
-        elif place.startswith(MARKS) and operation == "delete":
-            self._unmarked(host, int(place.removeprefix(MARKS), 16))
+        elif place.startswith(MARKS):
+            ledger_id = int(place.removeprefix(MARKS), 16)
+            if operation == "delete":
+                self.marked.pop(ledger_id, None)
+                self._unmarked(host, ledger_id)
+            else:
+                self.marked.setdefault(ledger_id, self._store.loop.time())
 
     def _unmarked(self, host: str, ledger_id: int) -> None:
         since = self._taken.get((host, ledger_id))

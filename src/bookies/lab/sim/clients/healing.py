@@ -9,6 +9,8 @@ from the store. After the healing, when every ledger is sealed, they have some t
     thrift      the processes have copied at most `COPIES_MAX` times the entries that have moved or were renewed, plus
                 `BROKEN_OFF_MAX` entries of copies that broke off when their process was killed. Copies of operators
                 that were killed or ran out of patience do not count
+    rest        the automatic balance begins no move when a ledger has been marked, or a bookie has been gone that
+                ledgers name, for `REST_S`
 
 Source: client-protocol 8.2 (I-2, I-18; the rest is checked as in every run), metadata 8.
 """
@@ -43,6 +45,7 @@ HEALER = "replicator-healer"  # its commits are checked like those of replicator
 LAST_HEALER = f"{HEALER}0"  # starts after the healing
 COPIES_MAX = 3
 BROKEN_OFF_MAX = 300
+REST_S = 3.0  # longer than any message is delayed, and longer than the lease of a bookie
 QUIET_S = 120.0  # virtual time until every ledger must be repaired
 LOOK_S = 2.0
 
@@ -80,9 +83,26 @@ class Healers:
             return
         if (recovery := self._running.get(commit.author)) is not None:
             self._settled[commit.author] = recovery.worker.totals.entries
+            if after.ensembles != before.ensembles and after.ledger_id not in recovery.worker.busy:
+                self._check_rest(commit.author, after.ledger_id)
         is_change = len(after.ensembles) > len(before.ensembles)
         if is_change and any(after.ledger_id in recovery.worker.busy for recovery in self._running.values()):
             self._history.count("ensembles changed during a repair")
+
+    def _check_rest(self, author: str, ledger_id: int) -> None:
+        """Check a move of the automatic balance: nothing else has to be repaired."""
+        self._history.count("replicas moved by auditors")
+        # A process may be paused in a copy; so what it has begun counts, not when it ends.
+        long_ago_s = self.locking.held_since(author, ledger_id) - REST_S
+        if marked := [other for other, since in self.locking.marked.items() if since < long_ago_s]:
+            text = f"{author} has moved a replica of ledger {ledger_id}, and ledger {marked[0]} waits for a repair"
+            self._history.violated("rest", text)
+        gone = [name for name, bookie in self._cluster.bookies.items() if bookie.gone_s and bookie.gone_s < long_ago_s]
+        for commits in self._cluster.store.commits.values() if gone else ():
+            record = commits[-1].after
+            if record is not None and any(is_named(record, BookieId(name)) for name in gone):
+                text = f"{author} has moved a replica of ledger {ledger_id}, and ledger {record.ledger_id} names {gone}"
+                self._history.violated("rest", text)
 
     async def heal(self, client: SimClient) -> None:
         """Run auto-recovery until the end of the run. Called as its participant."""
@@ -124,7 +144,7 @@ class Healers:
         for counter, number in (
             ("ledgers repaired", recovery.worker.totals.ledgers),
             ("ledgers sealed by repairs", recovery.worker.totals.sealed),
-            ("entries copied by repairs", recovery.worker.totals.entries),
+            ("entries copied by repairs", recovery.worker.totals.entries + recovery.auditor.balance.moved.entries),
             ("entries renewed by repairs", recovery.worker.totals.renewed),
         ):
             self._history.count(counter, number)

@@ -20,8 +20,8 @@ from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.lab.sim.world.sim_metadata import write_set_of
 from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId, LedgerMetadata
-from bookies.replication.operator import Balance, Drain, Operator
-from bookies.replication.operator.balance import BalanceProgress
+from bookies.replication.operator import Drain, Operator
+from bookies.replication.repair.balance import Balance, BalanceProgress, Slack
 
 if TYPE_CHECKING:
     from bookies.lab.sim.clients.roles import Roles
@@ -33,7 +33,7 @@ REPAIR_WEIGHTS = (2, 2, 1, 5, 4)
 COPIED = "entries copied by repairs"
 BROKEN_OFF = "entries copied by operators that were broken off"  # perhaps in vain
 PATIENCE_S = (0.3, 1.0, 3.0)
-TOLERANCE = 0.05
+SLACK = Slack(0.05, 0.05)
 
 
 class Operators:
@@ -113,7 +113,7 @@ class Operators:
             self._history.count(BROKEN_OFF, progress.entries - copied)
             copied = progress.entries
 
-        result = await balance.run(await balance.plan(TOLERANCE), report)
+        result = await balance.run(await balance.plan(SLACK), report)
         self._history.count(BROKEN_OFF, -copied)
         self._history.count(COPIED, result.entries)
         self._history.count("operators: fragments moved", result.moves)

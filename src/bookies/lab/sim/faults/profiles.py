@@ -83,6 +83,7 @@ HEALER     lost_bookie_delay_s 1, audit_ledgers_interval_s 4, audit_replicas_int
            audit_bookies_interval_s 20, audit_verification_percentage 100, recovery_ledgers_at_once 3,
            recovery_open_ledger_grace_ms 1000, recovery_backoff_ms 500, recovery_backoff_max_ms 5000,
            recovery_report_interval_ms 2000
+BALANCER   HEALER, balance_interval_s 1, balance_excess_size 500, balance_rate_size 0
 COLLECTING gc_interval_ms 1000, gc_quarantine_ms 500, gc_share_max 100, gc_surplus_ms 1000,
            minor_compaction_interval_ms 0, major_compaction_interval_ms 0, scrub_period_ms 0, control False
 MIXED      crash bookie 3, crash bookie in a disk call 3, crash bookie at an await 2, crash all bookies 0.3,
@@ -177,14 +178,22 @@ recovery-small: the same with a small scope: one or two ledgers, and few faults,
     bookies  COLLECTING
     clients  HASTY
 
-operations: everything that operators do, beside auto-recovery, with racks as a rule
+operations: everything that operators do, beside auto-recovery and the automatic balance, with racks as a rule
     run      bookies 6, duration_s 5, lease_s 0.3
     plan     writers 2, recoverers 1, readers 1, deleters 1, healers 1, operators 2, operate_ms 300, repairs True,
              emptiers 1, quorums 3/3/2 3/2/2 2/2/2 4/3/2, entries_max 25, pause_ms 80, read_ms 600,
-             deferred_probability 0, healer_settings HEALER
+             deferred_probability 0, healer_settings BALANCER
     faults   gap_ms 250, HEALING, lose bookie 0
     bookies  COLLECTING
     clients  HASTY, placement rack, placement_rule True, fault_domains RACKS, location RACK
+
+balance: auditors balance data all the time, while bookies are lost for good and repaired
+    run      bookies 6, duration_s 4, lease_s 0.4
+    plan     writers 3, recoverers 0, readers 1, deleters 1, healers 2, quorums 3/3/2 3/2/2 4/3/2 2/2/2, entries_max 25,
+             pause_ms 60, read_ms 600, deferred_probability 0, healer_settings BALANCER
+    faults   gap_ms 150, HEALING, lose bookie 2
+    bookies  COLLECTING
+    clients  HASTY
 
 advanced: writers that choose entry ids: out of order, with gaps, some twice; some leave without closing
     run      duration_s 3, stall_probability 0.04

@@ -1,4 +1,4 @@
-"""Parts that the commands of an operator share."""
+"""Connections that operators' commands and the automatic balance share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookies.runtime.ports import Runtime
 
 
 class Operator(NamedTuple):
-    """Connections of an operator's command. `owner`: name in locks and announcements."""
+    """Connections of an operator's command, or of a task in auto-recovery. `owner`: name in locks and announcements."""
 
     runtime: Runtime
     client: Client
