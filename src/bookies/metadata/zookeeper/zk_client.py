@@ -240,7 +240,7 @@ class _Connection(asyncio.Protocol):
         await self._authenticated
 
     def send(self, code: int, body: bytes, parse: _Parse | None, answer: asyncio.Future[Any]) -> None:
-        """Send a request. `parse`: see `_Sent`. Raises `_ConnectionLost`: nobody would answer."""
+        """Send a request. `parse`: see `_Sent`. Raises `_ConnectionLost`."""
         xid = next(self._xids) & 0x7FFFFFFF
         self._write(zk_wire.request(xid, code, body))
         self._in_flight.append(_Sent(xid, parse, answer))
