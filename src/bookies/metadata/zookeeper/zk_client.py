@@ -45,7 +45,8 @@ from bookies.runtime.tasks import Tasks
 
 PORT = 2181  # where the URI names none
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 2.0  # between rounds of all servers; at most a fifth of a session timeout
-PINGS_UNANSWERED = 2  # a third of a session timeout each
+PINGS_UNANSWERED = 2
+PING_INTERVAL = 2 / 9  # of a session timeout
 _DIGEST_HOST = "zk-sasl-md5"  # the name that every server of ZooKeeper has under DIGEST-MD5
 STOP_S = 1.0  # in addition to a session timeout, for the server to end the session
 _Watch = Callable[[], None]
@@ -408,8 +409,9 @@ class ZooKeeperClient:
             if error.fault in (Fault.AUTHENTICATION_FAILED, Fault.NO_RIGHTS):
                 raise _CredentialsRefused from error
             raise Broken(f"error {error} to our credentials") from error
-        # Two thirds of the timeout are for noticing that the server is away, one for another server.
-        connection.keep_alive(granted.timeout_ms / 3000)
+        # Two thirds of the timeout are for noticing that the server is away: a part of an interval until the next ping,
+        # and one interval for each. One third is for another server.
+        connection.keep_alive(granted.timeout_ms / 1000 * PING_INTERVAL)
 
     async def _authenticate_by_sasl(self, connection: _Connection, host: str) -> None:
         options = dict(self._credentials.sasl)
