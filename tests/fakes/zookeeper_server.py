@@ -53,7 +53,8 @@ def _operation(code: int, reader: Reader) -> Operation:
 
 
 class WireServer:
-    """`server`: the znodes. `is_silent`: it takes up connections and answers nothing. `refuses`: credentials.
+    """`server`: the znodes. `is_silent`: it takes up connections and answers nothing. `refusal`: fault
+    that answers credentials.
 
     `connections`: those that are open, the oldest first. `requests`: the operations of all requests, in order.
     """
@@ -61,7 +62,7 @@ class WireServer:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.is_silent = False
-        self.refuses = False
+        self.refusal = 0
         self.sessions: dict[int, bytes] = {}
         self.connections: list[ServerConnection] = []
         self.requests: list[int] = []
@@ -132,7 +133,7 @@ class ServerConnection(asyncio.Protocol):
         if code == Code.PING:
             self._reply(zk_wire.XID_PING)
         elif code == Code.AUTHENTICATE:
-            self._reply(xid, Fault.AUTHENTICATION_FAILED if self._wire.refuses else 0)
+            self._reply(xid, self._wire.refusal)
         elif code == Code.CLOSE:
             assert self.session is not None
             self._wire.end(self.session)

@@ -105,7 +105,7 @@ class Handlers:
         self._intake.check()
 
     def refuse(self, connection: Connection, request: Request, status: Status) -> None:
-        """Answer a request about a ledger with a status, and serve nothing."""
+        """Answer a request with a status, and serve nothing. One without an effect is answered as usual."""
         if self._served is not None:
             self._served.began_s = self._served.clock()
         match request:
@@ -119,6 +119,11 @@ class Handlers:
                 connection.respond(ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id))
             case ReadRequest() | BatchReadRequest() | ReadLacRequest() | ListEntriesRequest():
                 self.reads.refuse(connection, request, status)
+            case GetBookieInfoRequest():
+                self._finishing(self._served.info_requests if self._served else None)(status)
+                connection.respond(GetBookieInfoResponse(request.version, request.txn_id, status))
+            case _:
+                self._handlers[type(request)](connection, request)
 
     def _broken(self, connection: Connection, error: Exception) -> None:
         self._events.error("request.broken", peer=connection.peer, error=error)

@@ -41,7 +41,8 @@ class KeyStore(Struct, frozen=True):
 
 def is_key_store(data: bytes) -> bool:
     """Report whether a file is a key store, and not PEM."""
-    return data.startswith((JKS_MAGIC, b"\x30"))
+    is_der = data[:1] == b"\x30" and data[1:2] >= b"\x80"  # not a text that begins with the digit 0
+    return is_der or data.startswith(JKS_MAGIC)
 
 
 def read_key_store(data: bytes, password: bytes, path: str) -> KeyStore:

@@ -18,7 +18,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 from bookies.web.messages import Problem, Request
 from bookies.web.routes import Route, host_name
-from bookies.wire.certificate import text_of
+from bookies.wire.auth import text_of
 
 FAILURES_MAX = 5  # wrong tokens of one peer in a minute; more are answered 429
 WINDOW_S = 60.0

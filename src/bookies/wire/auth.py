@@ -195,7 +195,7 @@ class BookieGate:
                 assert self._exchange is not None
                 self._exchange.encrypted(subject)
         except Unauthorized as error:
-            return [Refused(error.message, _name_of(subject))]
+            return [Refused(error.message, text_of(subject or ())[:200])]
         finally:
             self._update()
         return []
@@ -265,9 +265,14 @@ def _bare(request: Request, operation: Operation) -> BareResponse:
     return BareResponse(V3, request.txn_id, operation, Status.UNAUTHORIZED)
 
 
-def _name_of(subject: Subject | None) -> str:
-    """Return a subject as the file of users has it: see `certificate.text_of`, which imports this module."""
-    return ", ".join(f"{name}={value}" for names in reversed(subject or ()) for name, value in names)[:200]
+def text_of(subject: Subject) -> str:
+    r"""Return a name as `commonName=b1, organizationName=x`: the most specific part first, in the order of RFC 2253.
+
+    A comma before a space and a backslash are escaped by one, so no two subjects have the same text.
+    """
+    parts = [part for names in reversed(subject) for part in names]
+    escaped = [(name, value.replace("\\", r"\\").replace(", ", r"\, ")) for name, value in parts]
+    return ", ".join(f"{name}={value}" for name, value in escaped)
 
 
 # -- the client's side -----------------------------------------------------------------------------------------------

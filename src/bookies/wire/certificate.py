@@ -82,11 +82,6 @@ def parse_certificate(data: bytes) -> Certificate:
         raise InvalidArgument(f"not an X.509 certificate: {error!r}") from error
 
 
-def text_of(subject: Subject) -> str:
-    """Return a name as `commonName=b1, organizationName=x`: the most specific part first, in the order of RFC 2253."""
-    return ", ".join(f"{name}={value}" for names in reversed(subject) for name, value in names)
-
-
 def _parse(data: bytes) -> Certificate:
     body, algorithm, _ = _parts(_one(data, SEQUENCE))
     fields = _parts(body.content)

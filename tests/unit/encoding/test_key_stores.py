@@ -13,7 +13,8 @@ import pytest
 from bookies.encoding.key_stores import JKS_MAGIC, is_key_store, read_key_store
 from bookies.errors import ConfigError
 from bookies.runtime.tls import load_authorities, load_certificate
-from bookies.wire.certificate import parse_certificate, text_of
+from bookies.wire.auth import text_of
+from bookies.wire.certificate import parse_certificate
 
 STORES = pathlib.Path(__file__).parents[2] / "golden" / "key-stores"
 PASSWORD = b"changeit"
@@ -63,6 +64,11 @@ def test_a_store_without_what_is_needed_is_refused(tmp_path: pathlib.Path) -> No
         load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), str(tmp_path / "empty.jks"), "")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), str(tmp_path / "empty.jks"), "", "")
+
+
+def test_text_before_a_certificate_is_no_key_store() -> None:
+    assert not is_key_store(b"0 s:CN = b1\n-----BEGIN CERTIFICATE-----\n")
+    assert is_key_store(b"\x30\x82\x01\x00")
 
 
 def signed(content: bytes) -> bytes:

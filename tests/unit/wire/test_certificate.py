@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.fakes.certificates import Authority
 
 from bookies.errors import InvalidArgument
-from bookies.wire.auth import roles_of
-from bookies.wire.certificate import parse_certificate, pem_blocks, text_of
+from bookies.wire.auth import roles_of, text_of
+from bookies.wire.certificate import parse_certificate, pem_blocks
 
 # openssl req -x509 -newkey rsa:1024 -sha1 -days 3 -subj /C=DE/OU=0:a,b/OU=x/CN=b1
 RSA_SHA1 = """-----BEGIN CERTIFICATE-----
@@ -92,3 +92,16 @@ def test_an_empty_list_of_extensions() -> None:
         body = der(0x30, der(0x02, b"\x01"), der(0x30, oid), name, times, name, key, extensions)
         with pytest.raises(InvalidArgument, match="not an X"):
             parse_certificate(der(0x30, body, der(0x30, oid), der(0x03, b"\0")))
+
+
+def test_no_two_subjects_have_the_same_text() -> None:
+    subjects = [
+        ((("organizationName", "x"),), (("commonName", "b1"),)),
+        ((("commonName", "b1, organizationName=x"),),),
+        ((("organizationName", "x"),), (("commonName", "b1\\"),)),
+        ((("commonName", "b1\\, organizationName=x"),),),
+        ((("organizationName", "x"),), (("commonName", "b1,"),)),
+        ((("commonName", "b1,, organizationName=x"),),),
+    ]
+    assert text_of(subjects[1]) == r"commonName=b1\, organizationName=x"
+    assert len(set(map(text_of, subjects))) == len(subjects)

@@ -22,8 +22,8 @@ from bookies.encoding.key_stores import is_key_store
 from bookies.errors import BookKeeperError, InvalidArgument, Status
 from bookies.model import FRAME_SIZE_MAX
 from bookies.runtime.tls import load_authorities, load_certificate
-from bookies.wire.auth import roles_of
-from bookies.wire.certificate import Certificate, parse_certificate, pem_blocks, text_of
+from bookies.wire.auth import roles_of, text_of
+from bookies.wire.certificate import Certificate, parse_certificate, pem_blocks
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.messages import GetBookieInfoRequest, Request, Response, StartTlsRequest
 

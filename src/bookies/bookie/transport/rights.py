@@ -71,7 +71,7 @@ class Handlers(Service, Protocol):
     """Serves what is allowed, and refuses the rest."""
 
     def refuse(self, connection: Connection, request: Request, status: Status) -> None:
-        """Answer a request about a ledger with a status, and serve nothing."""
+        """Answer a request with a status, and serve nothing. One without an effect is answered as usual."""
 
 
 class _Account:
@@ -113,6 +113,10 @@ class _Account:
         size, requests = self.held_size + size, self.held_count + requests
         return size <= HELD_SIZE_MAX and requests <= HELD_REQUESTS_MAX and self.allowance.holds(size, requests)
 
+    def is_full(self, size: int) -> bool:
+        """Report whether too many bytes wait, and not only the `size` bytes of one request."""
+        return self.held_size > max(size, HELD_SIZE_MAX)
+
     def held(self, size: int, requests: int) -> None:
         self.held_size += size
         self.held_count += requests
@@ -150,6 +154,7 @@ class Rights:
         while True:
             await asyncio.sleep(WATCH_S)
             for service in [service for service in self._services if service.connection.is_closed]:
+                service.drop()
                 del self._services[service]
             by_name = self.users.current().by_name
             for name, account in list(self._accounts.items()):
@@ -241,16 +246,16 @@ class _UserService:
         account, now = self.account, self._rights.clock.monotonic()
         unknown = [ledger_id for ledger_id in _ledgers_of(held.request) if account.role_on(ledger_id, now) is None]
         if unknown:
-            self._wait()
-            self.connection.start(self._learn(sorted(set(unknown))[:READ_AT_ONCE]))
+            if self._waits():
+                self.connection.start(self._learn(sorted(set(unknown))[:READ_AT_ONCE]))
             return
         wait_s = account.allowance.wait_s(now)
         if wait_s > DELAY_S_MAX:
             self._refuse(self._take())
         elif wait_s > 0:
-            self._wait()
-            self._rights.delays += 1
-            asyncio.get_running_loop().call_later(wait_s, self._go_on)
+            if self._waits():
+                self._rights.delays += 1
+                asyncio.get_running_loop().call_later(wait_s, self._go_on)
         else:
             self._take()
             account.allowance.charge(held.size, held.count, now)
@@ -262,15 +267,22 @@ class _UserService:
         if self.account.user.is_limited and isinstance(request, ReadRequest | BatchReadRequest):
             self._assumed.append(size)
 
-    def _wait(self) -> None:
-        """Let the first request wait, and as many others as may."""
-        self._is_waiting = True
+    def _waits(self) -> bool:
+        """Let the first request wait, and as many others as may. Report whether any does."""
         self._trim()
+        self._is_waiting = bool(self._held)
+        return self._is_waiting
 
     def _trim(self) -> None:
-        """Refuse the last of what waits, as far as it may not."""
-        while len(self._held) > 1 and not self.account.may_hold(0, 0):
+        """Refuse the last of what waits, as far as it may not. One of each connection may exceed the rate."""
+        account, held = self.account, self._held
+        while held and not account.may_hold(0, 0) and (len(held) > 1 or account.is_full(held[0].size)):
             self._refuse(self._take(is_last=True))
+
+    def drop(self) -> None:
+        """Drop what waits: the connection is closed."""
+        while self._held:
+            self._take()
 
     def _take(self, *, is_last: bool = False) -> _Held:
         """Remove and return the first request that waits, or the last."""
@@ -329,7 +341,8 @@ class _UserService:
             async with asyncio.timeout(LABELS_WAIT_S):
                 records = await rights.driver.current_ledgers(ledger_ids)
         except asyncio.CancelledError:
-            self._go_on()  # The connection is closed: this drops what waits.
+            self.drop()
+            self._is_waiting = False
             raise
         except (BookKeeperError, TimeoutError) as error:
             rights.labels_failed(len(ledger_ids), error)
@@ -381,8 +394,8 @@ def _piece_size(adds: Adds, user: User) -> int:
 
 def _unknown(request: Request) -> Status:
     """Return the status if the rights cannot be determined: no definite statement."""
-    is_read = isinstance(request, ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest)
-    return Status.IO_ERROR if is_read else Status.UNKNOWN_LEDGER_STATE
+    is_write = isinstance(request, AddRequest | WriteLacRequest | ForceLedgerRequest)
+    return Status.UNKNOWN_LEDGER_STATE if is_write else Status.IO_ERROR
 
 
 def _is_fencing(request: Request) -> bool:
@@ -394,7 +407,7 @@ def _cost_of(request: Request, read_size: int) -> tuple[int, int]:
     if isinstance(request, AddRequest):
         return request.adds.records.size, len(request.adds)
     is_read = isinstance(request, ReadRequest | BatchReadRequest)
-    return read_size if is_read else 0, int(type(request) in _NEEDED)
+    return read_size if is_read else 0, 1
 
 
 def _ledgers_of(request: Request) -> Sequence[int]:

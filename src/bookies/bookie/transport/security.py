@@ -16,8 +16,8 @@ from bookies.errors import ConfigError, InvalidArgument
 from bookies.protocol.rights.users import CERTIFICATE, DIGEST_MD5, SCRAM, hash_of
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
-from bookies.wire.auth import BookieGate, Exchange, RoleExchange, Subject
-from bookies.wire.certificate import parse_certificate, pem_blocks, text_of
+from bookies.wire.auth import BookieGate, Exchange, RoleExchange, Subject, text_of
+from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.sasl import SaslExchange, Secrets
 from bookies.wire.sasl.scram import parse_verifier
 

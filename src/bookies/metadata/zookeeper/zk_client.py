@@ -45,7 +45,8 @@ from bookies.runtime.tasks import Tasks
 
 PORT = 2181  # where the URI names none
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 2.0  # between rounds of all servers; at most a fifth of a session timeout
-PINGS_UNANSWERED = 2  # a third of a session timeout each
+PINGS_UNANSWERED = 2
+PING_INTERVAL = 2 / 9  # of a session timeout
 _DIGEST_HOST = "zk-sasl-md5"  # the name that every server of ZooKeeper has under DIGEST-MD5
 STOP_S = 1.0  # in addition to a session timeout, for the server to end the session
 _Watch = Callable[[], None]
@@ -124,7 +125,10 @@ class _Watches:
 
     def remove(self, watch: _Watch) -> None:
         for key in self._keys.pop(watch, {}):
-            del self._callbacks[key][watch]
+            callbacks = self._callbacks[key]
+            del callbacks[watch]
+            if not callbacks:
+                del self._callbacks[key]
 
     def fire(self, key: _WatchKey) -> None:
         callbacks = self._callbacks.pop(key, {})
@@ -204,8 +208,8 @@ class _Connection(asyncio.Protocol):
     # -- packets -------------------------------------------------------------------------------------------------
     def _packet_received(self, reader: Reader) -> None:
         if self._first is not None:
-            first, self._first = self._first, None
-            first.set_result(reader.granted())
+            self._first.set_result(reader.granted())
+            self._first = None
             return
         reply = reader.reply()
         if reply.xid == zk_wire.XID_EVENT:
@@ -216,36 +220,41 @@ class _Connection(asyncio.Protocol):
         elif reply.xid != zk_wire.XID_PING:
             if not self._in_flight or self._in_flight[0].xid != reply.xid:
                 raise Broken(f"an answer to request {reply.xid}, which was not next")
-            sent = self._in_flight.popleft()
+            sent = self._in_flight[0]
             self.zxid = max(self.zxid, reply.zxid)
             _resolve(sent.answer, reply.fault, sent.parse, reader)
+            self._in_flight.popleft()  # An answer that cannot be parsed leaves it to `drop`.
 
     async def begin(self, request: bytes) -> Granted:
         """Send the first packet and return its answer. Raises `_ConnectionLost`."""
-        assert self.transport is not None
         first = self._first
         assert first is not None
-        self.transport.write(request)
+        self._write(request)
         granted = await first
         assert isinstance(granted, Granted)
         return granted
 
     async def authenticate(self, scheme: str, data: bytes) -> None:
-        """Raises `_Faulty`."""
-        assert self.transport is not None
+        """Raises `_Faulty`, `_ConnectionLost`."""
         self._authenticated = asyncio.get_running_loop().create_future()
-        self.transport.write(zk_wire.authentication(scheme, data))
+        self._write(zk_wire.authentication(scheme, data))
         await self._authenticated
 
     def send(self, code: int, body: bytes, parse: _Parse | None, answer: asyncio.Future[Any]) -> None:
-        """Send a request. `parse`: see `_Sent`."""
-        assert self.transport is not None
+        """Send a request. `parse`: see `_Sent`. Raises `_ConnectionLost`."""
         xid = next(self._xids) & 0x7FFFFFFF
+        self._write(zk_wire.request(xid, code, body))
         self._in_flight.append(_Sent(xid, parse, answer))
-        self.transport.write(zk_wire.request(xid, code, body))
+
+    def _write(self, data: bytes) -> None:
+        if self.ended.done():
+            raise _ConnectionLost(str(self.ended.result()))
+        assert self.transport is not None
+        self.transport.write(data)
 
     def keep_alive(self, interval_s: float) -> None:
         """Ping at intervals. The connection is lost when nothing was received for `PINGS_UNANSWERED` of them.
+        Raises `_ConnectionLost` if it is already.
 
         After a pause of the process the loop delivers what was received meanwhile before it calls a late timer.
         """
@@ -253,8 +262,7 @@ class _Connection(asyncio.Protocol):
             self.drop(TimeoutError(f"the server was silent for {PINGS_UNANSWERED * interval_s:.3g} s"))
             return
         self._unanswered_count += 1
-        assert self.transport is not None
-        self.transport.write(zk_wire.request(zk_wire.XID_PING, Code.PING, b""))
+        self._write(zk_wire.request(zk_wire.XID_PING, Code.PING, b""))
         self._timer = asyncio.get_running_loop().call_later(interval_s, self.keep_alive, interval_s)
 
 
@@ -301,10 +309,12 @@ class ZooKeeperClient:
         if connection is not None and not connection.ended.done():
             answer = asyncio.get_running_loop().create_future()
             connection.send(Code.CLOSE, b"", Reader.nothing, answer)
-            with contextlib.suppress(TimeoutError, _ConnectionLost, _Faulty):
-                async with asyncio.timeout(self._timeout_s + STOP_S):
-                    await answer
-            connection.drop(ConnectionResetError("the session was closed"))
+            try:
+                with contextlib.suppress(TimeoutError, _ConnectionLost, _Faulty):
+                    async with asyncio.timeout(self._timeout_s + STOP_S):
+                        await answer
+            finally:
+                connection.drop(ConnectionResetError("the session was closed"))
         if self._tasks is not None:
             await self._tasks.stop()
         self._session, self._connection = _Session(), None
@@ -343,10 +353,13 @@ class ZooKeeperClient:
                 failed_count += 1
                 self._events.info("zookeeper.not_connected", server=f"{host}:{port}", error=str(error) or "time-out")
                 continue
-            pause, failed_count = 0.0, 0
+            began = self._runtime.clock.monotonic()
             self._connection = connection
             self._changed.set()
             cause = await connection.ended
+            failed_count += 1
+            if self._runtime.clock.monotonic() - began >= RECONNECT_S_MAX:  # otherwise it may break again at once
+                pause, failed_count = 0.0, 0
             self._connection = None
             self._changed.clear()
             self._session.zxid = max(self._session.zxid, connection.zxid)
@@ -383,6 +396,8 @@ class ZooKeeperClient:
         )
         granted = await connection.begin(first)
         if granted.timeout_ms <= 0:
+            if self._session.number == 0:
+                raise Broken("the server begins no session")
             raise _SessionEnded
         self._session.number, self._session.password = granted.session, granted.password
         try:
@@ -391,9 +406,12 @@ class ZooKeeperClient:
             if self._credentials.sasl:
                 await self._authenticate_by_sasl(connection, host)
         except _Faulty as error:
-            raise _CredentialsRefused from error
-        # Two thirds of the timeout are for noticing that the server is away, one for another server.
-        connection.keep_alive(granted.timeout_ms / 3000)
+            if error.fault in (Fault.AUTHENTICATION_FAILED, Fault.NO_RIGHTS):
+                raise _CredentialsRefused from error
+            raise Broken(f"error {error} to our credentials") from error
+        # Two thirds of the timeout are for noticing that the server is away: a part of an interval until the next ping,
+        # and one interval for each. One third is for another server.
+        connection.keep_alive(granted.timeout_ms / 1000 * PING_INTERVAL)
 
     async def _authenticate_by_sasl(self, connection: _Connection, host: str) -> None:
         options = dict(self._credentials.sasl)

@@ -30,6 +30,7 @@ from bookies.units import parse_size
 TOKEN, CERTIFICATE, SCRAM, DIGEST_MD5 = "sha256:", "certificate:", "scram-sha-256:", "digest-md5:"
 TOKEN_PREFIX = "bk_"  # lets scanners of repositories recognize a leaked token
 TOKEN_BITS = 256  # random bits; a fast hash is enough then
+RATE_LENGTH_MAX = 20  # digits and unit
 LIMIT, NOWHERE = "limit", "none"
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _BASE64 = "[A-Za-z0-9+/]+={0,2}"
@@ -184,7 +185,7 @@ def _rates(number: int, name: str, text: str) -> dict[str, int]:
     rates: dict[str, int] = {}
     for item in text.split() or [""]:
         key, _, value = item.partition("=")
-        rate = parse_size(value)
+        rate = parse_size(value) if len(value) <= RATE_LENGTH_MAX else None
         if key not in ("bytes", "requests") or not rate:
             raise ConfigError(
                 f"line {number}: the limit of {name} is bytes=10m requests=500, or one of them: not {item!r}"

@@ -242,4 +242,7 @@ async def _given_labels(request: Request) -> Mapping[str, bytes]:
     labels = request.document().get("labels", {})
     if not isinstance(labels, dict):
         raise Problem(400, "labels has to be an object of strings")
-    return {str(name): str(value).encode() for name, value in labels.items()}
+    try:
+        return {str(name): str(value).encode() for name, value in labels.items()}
+    except UnicodeEncodeError as error:
+        raise Problem(400, f"a label has a lone surrogate: {error.reason}") from None

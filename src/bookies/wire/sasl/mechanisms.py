@@ -55,6 +55,8 @@ class SaslExchange:
         server = self._server
         if server is not None:
             proof = server.evaluate(payload)
+            if isinstance(server, ScramServer) and server.verifier != self._verifier(server.user):
+                raise Unauthorized("its password was changed meanwhile")
             self._finish(server.authorization, server.user)
             return proof
         if not payload:

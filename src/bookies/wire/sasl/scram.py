@@ -94,7 +94,7 @@ class ScramServer:
         self.authorization = ""
         self._nonce = nonce
         self._header = self._signed = ""
-        self._verifier: ScramVerifier
+        self.verifier: ScramVerifier
 
     def begin(self, message: bytes) -> str:
         """Read the client's first message, and return the user that it names. Raises `Unauthorized`."""
@@ -108,7 +108,7 @@ class ScramServer:
         return self.user
 
     def challenge(self, verifier: ScramVerifier) -> bytes:
-        self._verifier = verifier
+        self.verifier = verifier
         challenge = f"r={self._nonce},s={_base64(verifier.salt)},i={verifier.iterations}"
         self._signed += f",{challenge}"
         return challenge.encode()
@@ -122,10 +122,10 @@ class ScramServer:
         if nonce != self._nonce or binding != _base64(self._header.encode()):
             raise Unauthorized("the SASL response was made for another challenge")
         signed = f"{self._signed},{without_proof}".encode()
-        key = _xor(_decoded(proof), hmac.digest(self._verifier.stored_key, signed, "sha256"))
-        if not hmac.compare_digest(hashlib.sha256(key).digest(), self._verifier.stored_key):
+        key = _xor(_decoded(proof), hmac.digest(self.verifier.stored_key, signed, "sha256"))
+        if not hmac.compare_digest(hashlib.sha256(key).digest(), self.verifier.stored_key):
             raise Unauthorized("wrong user or password")
-        return b"v=" + _base64(hmac.digest(self._verifier.server_key, signed, "sha256")).encode()
+        return b"v=" + _base64(hmac.digest(self.verifier.server_key, signed, "sha256")).encode()
 
 
 class ScramClient:

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.bookie.conftest import KEY, RawClient, World, adds
 
 from bookies.bookie.server import BookieServer
-from bookies.bookie.transport.rights import HELD_REQUESTS_MAX, LABELS_S, REFUSED_MAX
+from bookies.bookie.transport.rights import HELD_REQUESTS_MAX, HELD_SIZE_MAX, LABELS_S, REFUSED_MAX
 from bookies.client.client import Client
 from bookies.config import ClientConfig
 from bookies.errors import BookKeeperError, MetadataError, Status, Unauthorized
@@ -23,6 +23,7 @@ from bookies.wire.messages import (
     BatchReadRequest,
     ForceLedgerRequest,
     GetBookieInfoRequest,
+    GetBookieInfoResponse,
     ListEntriesRequest,
     ReadLacRequest,
     ReadRequest,
@@ -463,5 +464,66 @@ def test_what_waits_is_bounded_and_dropped_with_its_connection(world: World) -> 
         client.transport.abort()
         await asyncio.sleep(1)
         assert (account.held_count, account.held_size) == (0, 0)
+
+    world.run(body)
+
+
+def test_many_connections_of_a_user_hold_no_more_than_one(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await start(world, app_with("writer team=a"))
+        ledger_id = await new_ledger(world, team="a")
+
+        async def waits(ledger_ids: Any, known: Any = ()) -> Any:
+            return await asyncio.Event().wait()
+
+        server.rights.driver.current_ledgers = waits  # type: ignore[method-assign]
+        clients = [await sign_in(world, server) for _ in range(12)]
+        for client in clients:
+            client.send(adds(ledger_id, [1], version=3, size=2_000_000))  # a megabyte
+        await asyncio.sleep(1)
+        assert 0 < server.rights._accounts["app"].held_size <= HELD_SIZE_MAX
+        statuses = [(await client.response("v3")).status for client in clients]
+        assert statuses.count(Status.TOO_MANY_REQUESTS) == 4
+        assert statuses.count(Status.UNKNOWN_LEDGER_STATE) == 8
+
+    world.run(body)
+
+
+def test_every_request_that_waits_is_answered(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await start(world, app_with("writer team=a", "limit requests=10"))
+        ledger_id = await new_ledger(world, team="a")
+        client = await sign_in(world, server)
+
+        async def fails(ledger_ids: Any, known: Any = ()) -> Any:
+            raise MetadataError("no answer")
+
+        current = server.rights.driver.current_ledgers
+        server.rights.driver.current_ledgers = fails  # type: ignore[method-assign]
+        auth = AuthRequest(3, 7, "sasl", b"")
+        client.send(operation("read", ledger_id), operation("info", ledger_id), auth)
+        answers = [await client.response("v3") for _ in range(3)]
+        assert [answer.status for answer in answers] == [Status.IO_ERROR, Status.IO_ERROR, Status.OK]
+        server.rights.driver.current_ledgers = current  # type: ignore[method-assign]
+        await asyncio.sleep(2)
+        client.send(*[operation("info", ledger_id)] * 100, *[auth] * 100)
+        answers = [await client.response("v3") for _ in range(200)]
+        infos = [answer.status for answer in answers if isinstance(answer, GetBookieInfoResponse)]
+        assert 10 <= infos.count(Status.OK) <= 30
+        assert infos.count(Status.TOO_MANY_REQUESTS) == 100 - infos.count(Status.OK)
+
+    world.run(body)
+
+
+def test_what_waits_is_dropped_with_a_connection_that_closes_at_once(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await start(world, app_with("writer team=a"))
+        ledger_id = await new_ledger(world, team="a")
+        await sign_in(world, server)
+        (service,) = [service for service in server.rights._services if service.account.user.name == "app"]
+        service.handle(service.connection, [operation("add", ledger_id)])
+        service.connection.close()  # before the task that reads the labels has begun
+        await asyncio.sleep(1)
+        assert (service.account.held_count, service.account.held_size) == (0, 0)
 
     world.run(body)

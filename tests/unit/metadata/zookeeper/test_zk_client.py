@@ -23,7 +23,7 @@ from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.zookeeper import zk_client, zk_wire
 from bookies.metadata.zookeeper.zk_client import ZooKeeperClient, check_available
-from bookies.metadata.zookeeper.zk_wire import Code
+from bookies.metadata.zookeeper.zk_wire import Code, Fault
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
     Check,
@@ -277,16 +277,18 @@ def test_an_answer_that_does_not_come_in_time() -> None:
     play(body)
 
 
-def test_a_silent_server_is_left_before_the_session_ends() -> None:
+@pytest.mark.parametrize("phase_s", [0.01, 0.3, 0.6, 0.68, 0.9])
+def test_a_silent_server_is_left_with_time_for_another_one(phase_s: float) -> None:
     async def body(ensemble: Ensemble) -> None:
         client = ensemble.client()
         await client.open()
+        await asyncio.sleep(phase_s)  # virtual: pings are at other times
         changed = asyncio.Event()
         await client.exists("/ledgers/x", watch=changed.set)
         began = asyncio.get_running_loop().time()
         ensemble.wire.is_silent = True
         await changed.wait()
-        assert asyncio.get_running_loop().time() - began <= TIMEOUT_MS / 1000
+        assert asyncio.get_running_loop().time() - began <= 0.67 * TIMEOUT_MS / 1000
         await client.close()
 
     play(body)
@@ -333,7 +335,7 @@ def test_credentials_that_the_server_refuses() -> None:
         client = ensemble.client(credentials=Credentials(digest="user:secret"))
         await client.open()
         await client.close()
-        ensemble.wire.refuses = True
+        ensemble.wire.refusal = Fault.AUTHENTICATION_FAILED
         client = ensemble.client(credentials=Credentials(digest="user:secret"))
         with pytest.raises(MetadataError, match=r"refuses our credentials \(<Credentials digest>\): correct the file"):
             await client.open()
@@ -446,3 +448,102 @@ def test_a_port_that_accepts_and_says_nothing() -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         aio.run(main(listening.getsockname()[1]))
+
+
+def test_an_answer_that_cannot_be_parsed_fails_its_request_at_once() -> None:
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client()
+        await client.open()
+        began = asyncio.get_running_loop().time()
+        ensemble.wire.is_silent = True
+        asking = asyncio.create_task(client.get("/ledgers"))
+        await asyncio.sleep(0.01)  # virtual: the request is sent
+        ensemble.wire.connections[0].transport.write(zk_wire.packet(zk_wire._REPLY_HEADER.pack(1, 1, 0) + b"\0\0\0\7x"))
+        ensemble.wire.is_silent = False
+        with pytest.raises(OutcomeUnknown, match="ends in a field of 7"):
+            await asking
+        assert asyncio.get_running_loop().time() - began < 0.1
+        await client.close()
+
+    play(body)
+
+
+def test_a_server_that_begins_no_session_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(ensemble: Ensemble) -> None:
+        asked = 0
+
+        def granted(reader: zk_wire.Reader) -> zk_wire.Granted:
+            nonlocal asked
+            asked += 1
+            return zk_wire.Granted(0, 0, b"")
+
+        monkeypatch.setattr(zk_wire.Reader, "granted", granted)
+        with pytest.raises(MetadataError, match="no ZooKeeper server"):
+            await ensemble.client().open()
+        assert 2 <= asked <= 20
+
+    play(body)
+
+
+def test_a_connection_that_breaks_at_once_is_made_again_after_pauses() -> None:
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client()
+        await client.open()
+        lost, lost_count = asyncio.Event(), 0
+        end = asyncio.get_running_loop().time() + 10
+        while asyncio.get_running_loop().time() < end:
+            lost.clear()
+            await client.exists("/ledgers", watch=lost.set)
+            for connection in list(ensemble.wire.connections):
+                connection.transport.abort()
+            await lost.wait()
+            lost_count += 1
+        assert 10 <= lost_count <= 40
+        await client.close()
+
+    play(body)
+
+
+def test_a_fault_that_says_nothing_about_credentials_is_no_refusal_of_them() -> None:
+    async def body(ensemble: Ensemble) -> None:
+        ensemble.wire.refusal = Fault.SESSION_MOVED
+        client = ensemble.client(credentials=Credentials(digest="user:secret"))
+        opening = asyncio.create_task(client.open())
+        await asyncio.sleep(1)
+        ensemble.wire.refusal = 0
+        await opening
+        await client.close()
+
+    play(body)
+
+
+def test_removed_watches_leave_nothing() -> None:
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client()
+        await client.open()
+        one, other = asyncio.Event(), asyncio.Event()
+        for number in range(100):
+            await client.exists(f"/ledgers/{number}", watch=one.set)
+        await client.exists("/ledgers/1", watch=other.set)
+        client.unwatch(one.set)
+        assert len(client._watches) == 2
+        client.unwatch(other.set)
+        assert len(client._watches) == 0
+        await client.close()
+
+    play(body)
+
+
+def test_closing_that_is_cancelled_leaves_no_connection() -> None:
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client()
+        await client.open()
+        ensemble.wire.is_silent = True
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.close()
+        await asyncio.sleep(0.1)  # virtual: the end of the connection arrives
+        assert not ensemble.wire.connections
+        assert len(asyncio.all_tasks()) == 1
+
+    play(body)

@@ -104,6 +104,7 @@ def test_lost_rights(line: str, is_lost: bool) -> None:
         (f"{ONE}ann limit", "line 2: the limit of ann"),
         (f"{ONE}ann limit bytes=0", "line 2: the limit of ann"),
         (f"{ONE}ann limit secret=1", "line 2: the limit of ann"),
+        (f"{ONE}ann limit bytes={'9' * 5000}", "line 2: the limit of ann"),
     ],
 )
 def test_a_malformed_line_is_named_without_its_credential(text: str, problem: str) -> None:

@@ -77,3 +77,17 @@ def test_another_mechanism_and_another_user_are_refused() -> None:
         exchange().received(b"NTLM")
     with pytest.raises(Unauthorized, match="act for another user"):
         exchange().received(b"bob\0ann\0secret")
+
+
+def test_a_password_that_is_changed_during_the_exchange_is_refused() -> None:
+    users = dict(USERS)
+    server = SaslExchange(users.get, lambda user: True, "nonce", b"key")
+    client = sasl_client(SCRAM, "ann", "secret", "cnonce")
+    challenge = server.received(client.first())
+    assert challenge is not None
+    response = client.respond(challenge)
+    assert response is not None
+    users["ann"] = Secrets(None, verifier_of("other", b"salt"))
+    with pytest.raises(Unauthorized, match="changed meanwhile"):
+        server.received(response)
+    assert (server.is_done, server.user) == (False, "")
