@@ -130,7 +130,8 @@ class Client:
             self._lag.cancel()
         await self._watcher.stop()
         self._writing.announcer.stop()
-        for writer in list(self._writers.values()):
+        writers = list(self._writers.values())
+        for writer in writers:
             writer.client_closed()
         if self._files is not None:
             self._files.close()
@@ -138,6 +139,8 @@ class Client:
         await self._writing.open_ledgers.stop()
         await self._pool.close()
         await self._driver.close()
+        for writer in writers:
+            await writer.client_stopped()
 
     async def __aenter__(self) -> Self:
         await self.open_session()

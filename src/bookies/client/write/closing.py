@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.write.adds import AddChannel
 from bookies.client.write.send_scheduler import FifoLock
-from bookies.errors import AckQuorumTimeout, BookKeeperError, MetadataError, VersionConflict
+from bookies.errors import AckQuorumTimeout, BookKeeperError, ClientClosed, MetadataError, VersionConflict
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import CloseLedger
 from bookies.protocol.ledger.ledger import close_needed, closed
@@ -175,6 +175,10 @@ class LedgerCloser:
             )
         except BookKeeperError as error:
             outcome = error
+        except asyncio.CancelledError:  # The client is closed while this waits to try again.
+            if not written.done():
+                written.set_result(ClientClosed("the client was closed", ledger_id=self._writer.ledger_id))
+            raise
         written.set_result(outcome)
 
     async def wait_written(self) -> BookKeeperError | None:

@@ -623,6 +623,10 @@ class LedgerWriter:
         self._channel.carry_out(self._pipeline.abandon(ClientClosed("the client was closed", ledger_id=self.ledger_id)))
         self._flush()
 
+    async def client_stopped(self) -> None:
+        """Stop what the writer does in the background. Its client has closed the metadata store."""
+        await self._tasks.stop()
+
     async def __aenter__(self) -> Self:
         return self
 

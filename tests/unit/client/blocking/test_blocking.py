@@ -41,6 +41,7 @@ PLUMBING = {
     "begin",
     "check_open",
     "client_closed",
+    "client_stopped",
     "enter",
     "fail",
     "last_pushed",
