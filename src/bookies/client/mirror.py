@@ -319,6 +319,8 @@ class LogMirror:
             raise LogNotFound(f"log {self.name} was deleted in the source; the mirror keeps what it has")
         if is_due:
             self._check_mirror(await self._mirror.refresh())
+            if self._growing is not None and (await self._target.metadata(self._growing.record.ledger_id)).is_closed:
+                await self.close()  # Others ended the copy: it is looked at like one that is found.
         count = 0
         self._source_list = ended(source, self._complete) or source
         for ledger_id in source.storages:
@@ -366,10 +368,12 @@ class LogMirror:
                     await self._save()
         if growing.source.is_closed:
             end = growing.source.last_entry_id, growing.source.length
-            await self._target.administration().change_record(
+            record = await self._target.administration().change_record(
                 ledger_id, lambda current: None if current.is_closed else closed(current, *end)
             )
             await self.close()
+            if (record.last_entry_id, record.length) != end:
+                raise ended_by_others(record)
             self._completed(growing.source)
             return growing.next - first, True
         return growing.next - first, False
@@ -391,10 +395,7 @@ class LogMirror:
             if source.is_closed and source.last_entry_id <= record.last_entry_id:
                 self._completed(source)
                 return True
-            raise LogError(
-                f"ledger {ledger_id} of the mirror was ended after entry {record.last_entry_id}, and the source has "
-                "more: delete it in the target with `bk ledger delete`; the mirror copies it again"
-            )
+            raise ended_by_others(record)
         reader = await self._held.enter_async_context(await self._source.administration().open(ledger_id))
         self._growing = Growing(source, record, reader)
         assert self._state is not None
@@ -534,6 +535,14 @@ class LogMirror:
         mirror = await self._mirror.update(lambda current: switched_over(current, {}))
         await self.close()
         return end_of(mirror)
+
+
+def ended_by_others(copy: LedgerMetadata) -> LogError:
+    """Return the error for the copy of a ledger that another client ended too early."""
+    return LogError(
+        f"ledger {copy.ledger_id} of the mirror was ended after entry {copy.last_entry_id}, and the source has "
+        "more: delete it in the target with `bk ledger delete`; the mirror copies it again"
+    )
 
 
 def ranges_text(missing: Sequence[MissingRange]) -> str:

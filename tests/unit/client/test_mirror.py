@@ -313,6 +313,32 @@ def test_a_copy_that_was_ended_by_others_is_copied_again_when_it_was_deleted() -
     play_two(act)
 
 
+@pytest.mark.parametrize("is_due", [False, True])
+def test_a_copy_that_others_ended_under_a_running_mirror_is_not_taken_for_whole(is_due: bool) -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with LogMirror(source, target, "orders") as mirror, source.log("orders").lead() as leader:
+            await mirror.begin()
+            await leader.append_many([b"one", b"two"])
+            await mirror.step()
+            [ledger_id] = (await target.log("orders").manifest()).ledger_ids
+            await target.administration().recover(ledger_id)
+            await leader.append_many([b"three", b"four"])
+            if not is_due:
+                await leader.close()
+            mirror._due_s = 0.0 if is_due else mirror._due_s + 100
+            with pytest.raises(LogError, match=f"ledger {ledger_id} of the mirror was ended after entry"):
+                await mirror.step()
+            await target.delete(ledger_id)
+            await mirror.close()
+            await mirror.step()
+            await leader.close()
+            await mirror.step()
+        assert await entries(target) == await entries(source)
+
+    play_two(act)
+
+
 def test_a_deleted_source_leaves_its_mirror() -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:
         await new_log(source)
