@@ -61,6 +61,7 @@ from bookies.protocol.log.migration import (
     is_mirror,
     mirrored,
     missing_in,
+    moved_to,
     origin_of,
     switched_over,
 )
@@ -204,7 +205,8 @@ class LogMirror:
         """Create the mirror, or continue it, also as a mirror of what was once its own.
 
         `drops`: a former source may lose the entries that its mirror never got; they stay readable in their ledgers.
-        Raises `LogExists` (no mirror of this log, or `drops` is needed), `LogNotFound`, `InvalidArgument`.
+        Raises `LogExists` (no mirror of this log, or `drops` is needed), `LogFenced` (it was switched over; with
+        `drops` it becomes a mirror again), `LogNotFound`, `InvalidArgument`.
         """
         ids = await self._source.administration().instance_id(), await self._target.administration().instance_id()
         if ids[0] == ids[1]:
@@ -217,6 +219,7 @@ class LogMirror:
         self._source_list = source
         check_may_follow(source, target, self.origin)
         if target is not None and not is_mirror(target):
+            await self._check_led(target, drops=drops)
             await self._give_up_lead(drops=drops)
         await self._part_ids()
         if target is None:
@@ -243,6 +246,18 @@ class LogMirror:
 
         await self._mirror.update(change)
         self._state = await mirror_state(self._target, self.name)
+
+    async def _check_led(self, target: Manifest, *, drops: bool) -> None:
+        """Check that the target is not the log to which this source was switched over. Raises `LogFenced`.
+
+        A process that mirrors the log may be started again after the switch-over, and must not undo it.
+        """
+        state = await mirror_state(self._target, self.name)
+        if not drops and not target.held and state is not None and state.source == self.origin:
+            raise LogFenced(
+                f"the mirror of log {self.name} was switched over: it is a log of its own. --drop makes it a mirror of "
+                "its former source again, without the entries that only it has"
+            )
 
     async def _give_up_lead(self, *, drops: bool) -> None:
         """Stop the former source, which the target has, and refuse to lose entries silently. Raises `LogExists`."""
@@ -520,6 +535,11 @@ class LogMirror:
         """Stop the source, copy the rest, and release the mirror; return its end. Every step can be repeated."""
         await self._part_ids()
         source = await stop_writing(self._source, self.name, target_uri)
+        if source.held != (reason := moved_to(target_uri)):
+            raise LogFenced(
+                f"log {self.name} accepts no appends in the source: {source.held}. Only that one may continue it; if "
+                f"it is this one, give its metadata store as it stands there, and not: {reason}"
+            )
         for attempt in range(SWITCHES_MAX):
             self._due_s = 0.0  # Cursors too.
             try:

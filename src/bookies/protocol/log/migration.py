@@ -120,7 +120,12 @@ def held(source: Manifest, target: str) -> Manifest | None:
     """Return the source's list with appends disallowed; None: they are already."""
     if source.held:
         return None
-    return replace(source, epoch=source.epoch + 1, extra=dict(source.extra) | {HELD: f"it was moved to {target}"})
+    return replace(source, epoch=source.epoch + 1, extra=dict(source.extra) | {HELD: moved_to(target)})
+
+
+def moved_to(target: str) -> str:
+    """Return why a log that was handed to another cluster refuses appends."""
+    return f"it was moved to {target}"
 
 
 # -- mirrors ---------------------------------------------------------------------------------------------------------
