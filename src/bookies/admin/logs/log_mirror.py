@@ -192,14 +192,17 @@ def _lost_lines(name: str, state: MirrorState | None, missing: list[MissingRange
 
 
 async def _status(arguments: argparse.Namespace) -> Report:
-    """Report the lag of each mirror, and what only the source has. The status is 1 if there is such an entry."""
+    """Report the lag of each mirror, and what only the source has.
+
+    The status is 1 if there is such an entry, or after a switch-over if the source does not answer.
+    """
     facts, lines = [], []
     async with _connected(arguments.to) as target:
         for name in dict.fromkeys(arguments.logs):
             row, text = await _status_of(arguments, target, name)
             facts.append(row)
             lines += text
-    return Report(facts, lines, int(any(row["lost"] for row in facts)))
+    return Report(facts, lines, int(any(row["lost"] != [] for row in facts)))
 
 
 async def _status_of(arguments: argparse.Namespace, target: Client, name: str) -> tuple[dict[str, Any], list[str]]:
@@ -220,6 +223,7 @@ async def _status_of(arguments: argparse.Namespace, target: Client, name: str) -
         async with asyncio.timeout(SOURCE_S), _connected(metadata_uri(arguments)) as source:
             missing = missing_in(await whole_list(source, name), log)
     except (BookKeeperError, TimeoutError, OSError) as error:
+        facts["lost"] = None
         return facts, [f"log {name}: {what}; the source does not answer: {error or 'timeout'}"]
     facts["lost"] = _ranges(missing)
     if missing:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
-from bookies.errors import LedgerNotFound
+from bookies.errors import InvalidArgument, LedgerNotFound, LogExists
 from bookies.metadata.interface.driver import GivenIds
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.backup import Omitted
@@ -20,7 +21,7 @@ from bookies.protocol.log.log_times import Point, pack_times, parse_times
 from bookies.protocol.log.migration import FROM
 from bookies.protocol.log.sequences import CURSOR, Sequences
 from bookies.spark.jobs.backup import _reading
-from bookies.spark.jobs.restore_cluster import Backup, _ending, records_brought_back
+from bookies.spark.jobs.restore_cluster import Backup, _beginning, _ending, records_brought_back
 from bookies.spark.jobs.shared.common import JobConfig
 
 LIST = Manifest(
@@ -188,6 +189,57 @@ def test_what_was_restored_is_read() -> None:
             await leader.append(b"two")
         async with client.log("orders").open() as reader:
             assert [entry.payload async for entry in reader.read()] == [b"one", b"two"]
+
+    play(main, bookie_count=1)
+
+
+def test_a_log_in_use_is_not_restored_again() -> None:
+    """The run that ends a restoration is killed, clients append and read, and the run is repeated."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        driver = client.administration().access.driver
+        log = client.log("orders")
+        await log.create(ensemble=1)
+        async with log.lead() as leader:
+            last = await leader.append(b"one")
+        await log.move_cursor("web", last)
+        named = {name: (await driver.read_record(name))[0] for name in ("logs/orders", "cursors/orders")}
+        records = {last.ledger_id: (await client.administration().record(last.ledger_id)).metadata}
+        whole = Backup("/safe/c1", "c1", "monday", [], records, named, GivenIds(0, ()), {})
+        await lose_log(client)
+        await driver.create_record("restoration", b"{}")
+        brought_back, _ = records_brought_back(whole)
+        await _ending(brought_back, whole)(client)
+        async with log.lead() as leader:
+            after = await leader.append(b"two")
+        await log.move_cursor("web", after.next)
+        await _ending(brought_back, whole)(client)
+        async with log.open() as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"one", b"two"]
+        assert (await log.cursors())["web"].position == after.next
+        await log.delete()
+        await log.create(ensemble=1)
+        with pytest.raises(LogExists, match="has another log orders, created since"):
+            await _ending(brought_back, whole)(client)
+
+    play(main, bookie_count=1)
+
+
+def test_two_restorations_at_once_are_of_one_backup() -> None:
+    async def main(world: World) -> None:
+        client = await world.client()
+        driver = client.administration().access.driver
+        create = type(driver).create_record
+
+        async def late(self: Any, name: str, data: bytes) -> int:
+            await create(self, name, b'{"cluster": "c1", "run": "sunday"}')
+            return await create(self, name, data)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(type(driver), "create_record", late)
+            with pytest.raises(InvalidArgument, match="half restored from .*sunday"):
+                await _beginning(replace(backup({}), records={}), is_dry=False)(client)
 
     play(main, bookie_count=1)
 
