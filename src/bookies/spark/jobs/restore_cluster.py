@@ -41,7 +41,7 @@ from bookies.metadata.transfer import (
     read_record,
 )
 from bookies.model import LedgerMetadata
-from bookies.protocol.ledger.backup import LedgerCopy, chosen_run, sealed_as, unwritten
+from bookies.protocol.ledger.backup import LedgerCopy, sealed_as, unwritten
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.cursors import pack_cursors, parse_cursors
 from bookies.protocol.log.log_model import LedgerEnd, parse_manifest
@@ -155,7 +155,7 @@ def _read(config: JobConfig) -> Backup:
 
     to, cluster = backup_files.root_of(str(config.options["backup"]))
     root = f"{to}/{cluster}"
-    chosen = chosen_run(backup_files.runs(root), config.options["backup_run"], root)
+    chosen = backup_files.run_of(root, config.options["backup_run"])
     contents = backup_files.contents_of(root, chosen)
     skip = config.options["skip"]
     skipped = dict.fromkeys(ledger_selection.numbers_of(skip) if skip else (), "it was skipped")

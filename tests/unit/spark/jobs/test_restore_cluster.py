@@ -138,7 +138,7 @@ def test_a_ledger_that_a_log_has_lost_is_named() -> None:
         [ledger_id] = (await log.manifest()).ledger_ids
         await client.delete(ledger_id)
         source = await _reading(None, JobConfig("memory:world", options={"open": False}))(client)
-        assert source.omitted == [Omitted(ledger_id, "a log lists it, and it does not exist")]
+        assert source.failed == [Omitted(ledger_id, "a log lists it, and it does not exist")]
 
     play(main, bookie_count=1)
 
@@ -155,7 +155,7 @@ def test_confirmed_entries_of_open_ledgers_count_as_all() -> None:
             assert source.sealed[empty.ledger_id].last_entry_id == -1
             await world.take_down(record.last_ensemble[0])
             source = await _reading(None, asked)(client)
-            assert "its end cannot be read" in source.omitted[0].reason
+            assert "its end cannot be read" in source.failed[0].reason
             source = await _reading(None, JobConfig("memory:world", options={"open": False}))(client)
             assert [one.reason for one in source.omitted] == ["it is open", "it is open"]
             await world.listen(record.last_ensemble[0])
