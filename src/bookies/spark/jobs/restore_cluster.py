@@ -38,6 +38,7 @@ from bookies.metadata.transfer import (
     NamedRecord,
     carried,
     counted_names,
+    read_ledgers,
     read_record,
 )
 from bookies.model import LedgerMetadata
@@ -108,10 +109,11 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument("option backup is missing: give the directory or URI of a backup")
     common.refuse_speculation(spark)
     backup = _read(config)
-    writable = common.ask(config.uri, _beginning(backup, is_dry=config.mode != common.RUN))
+    writable, present = common.ask(config.uri, _beginning(backup, is_dry=config.mode != common.RUN))
     items = [_item(backup.records[copy.ledger], copy, writable) for copy in backup.copies]
     work = RestoreLedger(backup.root, backup.cluster, is_dry=config.mode != common.RUN)
-    run = common.execute(spark, config, "restore-cluster", items, work)
+    holds = None if work.is_dry else (lambda name, _: int(name) in present)  # The cluster may have been made anew.
+    run = common.execute(spark, config, "restore-cluster", items, work, holds)
     if config.mode == common.PLAN:
         return Complete.planned("restore-cluster", run)
     rows: list[Row] = []
@@ -294,9 +296,9 @@ async def _entries(fetch: OffloadedFetch) -> AsyncGenerator[EntryBatch]:
 
 
 def _beginning(backup: Backup, *, is_dry: bool) -> Any:
-    """Return a question for `ask`: checks the target, marks it, and returns its writable bookies."""
+    """Return a question for `ask`: checks the target, marks it, and returns its writable bookies and restored ledgers."""
 
-    async def question(client: Client) -> list[str]:
+    async def question(client: Client) -> tuple[list[str], set[int]]:
         driver = client.administration().access.driver
         writable = [str(bookie.id) for bookie in await client.bookies() if bookie.mode == "writable"]
         needed = max((record.ensemble_size for record in backup.records.values()), default=0)
@@ -319,9 +321,22 @@ def _beginning(backup: Backup, *, is_dry: bool) -> Any:
             )
         if not is_dry:
             await driver.restore_ids(backup.ids)
-        return writable
+        return writable, set() if begun is None else await _restored(driver, backup)
 
     return question
+
+
+async def _restored(driver: MetadataDriver, backup: Backup) -> set[int]:
+    """Return the ledgers of the backup that the cluster has completely."""
+    restored = set()
+    async for records in read_ledgers(driver):
+        for there in records:
+            if not isinstance(there, LedgerMetadata) or (record := backup.records.get(there.ledger_id)) is None:
+                continue
+            is_ours = there.custom_metadata.get(FROM) == origin_of(backup.cluster, there.ledger_id).encode()
+            if is_ours and there.is_closed and there.last_entry_id == record.last_entry_id:
+                restored.add(there.ledger_id)
+    return restored
 
 
 async def _check_empty(driver: MetadataDriver) -> None:

@@ -244,6 +244,26 @@ def test_two_restorations_at_once_are_of_one_backup() -> None:
     play(main, bookie_count=1)
 
 
+def test_what_an_earlier_attempt_restored_is_looked_for() -> None:
+    """Its results may be those of a cluster that was deleted since."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        whole = replace(backup({}), records={seq: record(seq, 0, 1) for seq in (1, 2, 3, 4)})
+        assert await _beginning(whole, is_dry=False)(client) == ([str(one.id) for one in await client.bookies()], set())
+        for seq, labels, is_closed in ((1, {FROM: "c1/1"}, True), (2, {}, True), (3, {FROM: "c1/3"}, False)):
+            writer = await client.create(ensemble=1, labels=labels, ledger_id=seq)
+            await writer.append(b"1")
+            if is_closed:
+                await client.administration().recover(seq)
+        async with client.create(ensemble=1, ledger_id=9) as writer:
+            await writer.append(b"of no backup")
+        _, present = await _beginning(whole, is_dry=False)(client)
+        assert present == {1}
+
+    play(main, bookie_count=1)
+
+
 async def lose_log(client: Client) -> None:
     driver = client.administration().access.driver
     _, version = await driver.read_record("logs/orders")
