@@ -48,7 +48,7 @@ def _connected(uri: str) -> AbstractAsyncContextManager[Client]:
 async def _copy(arguments: argparse.Namespace) -> Report:
     """Mirror the logs until interrupted, until there is nothing left to copy, or until the switch-over is done."""
     from bookies.client.mirror import LogMirror
-    from bookies.errors import BookKeeperError, LogFenced
+    from bookies.errors import LogFenced
 
     names = list(dict.fromkeys(arguments.logs))
     ended: dict[str, BookKeeperError | None] = {}
@@ -59,9 +59,9 @@ async def _copy(arguments: argparse.Namespace) -> Report:
             for mirror in mirrors:
                 try:
                     await mirror.begin(drops=arguments.drop)
-                except LogFenced as error:  # It was switched over; the others go on.
-                    _say(progress, f"log {mirror.name}: {error}")
-                    ended[mirror.name] = error
+                except LogFenced as refusal:  # It was switched over; the others go on.
+                    _say(progress, f"log {mirror.name}: {refusal}")
+                    ended[mirror.name] = refusal
             begun = [mirror for mirror in mirrors if mirror.name not in ended]
             if arguments.switch_over:
                 ends = [(mirror.name, await mirror.switch_over(arguments.to)) for mirror in begun]

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from bookies.client.read.offloaded import INDEX
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, ReadFailed
 from bookies.metadata.dump_format import dump_lines
-from bookies.metadata.transfer import Damaged, NamedRecord
+from bookies.metadata.transfer import Damaged, NamedRecord, counted_names
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.backup import (
     FORMAT,
@@ -106,7 +106,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     rows = _rows(result, omitted, is_dry=config.mode == common.DRY_RUN)
     table = sorted((config.run_id, *row) for row in rows)
     frame = common.save(common.frame_of(spark, table, LEDGERS), config, "ledgers")
-    return Complete(frame, _report(config, rows, is_good=not result.failed))
+    return Complete(frame, _report(config, rows, result.source.broken, is_good=not result.failed))
 
 
 class Copied(Struct):
@@ -155,13 +155,14 @@ class Source(Struct):
     """Metadata of the cluster. `sealed`: ledgers to copy, an open one as if its confirmed entries were all.
 
     `omitted`: open ledgers that were not asked for; `failed`: ledgers that cannot be copied.
-    `dump`: digest of the written file; None: none was written.
+    `broken`: logs whose list lacks a part. `dump`: digest of the written file; None: none was written.
     """
 
     sealed: dict[int, LedgerMetadata]
     ledger_ids: set[int]
     omitted: list[Omitted]
     failed: list[Omitted]
+    broken: list[str]
     dump: FileDigest | None = None
 
 
@@ -183,9 +184,10 @@ def _reading(root: str | None, config: JobConfig) -> Any:
                 if file is not None:
                     file.discard()
                 raise
-            whole = [manifest for manifest in lists if manifest is not None]
+            whole = [manifest for manifest in lists.values() if manifest is not None]
             missing = {one for manifest in whole for one in manifest.storages} - source.ledger_ids
-            if not missing and len(whole) == len(lists):
+            source.broken = [name for name, manifest in lists.items() if manifest is None]
+            if not missing and not source.broken:
                 break  # Otherwise a log has changed since its list was read, or has lost a ledger.
         source.failed += [Omitted(ledger_id, "a log lists it, and it does not exist") for ledger_id in missing]
         if not config.options["open"]:
@@ -205,9 +207,9 @@ def _reading(root: str | None, config: JobConfig) -> Any:
 
 async def _read_metadata(
     client: Client, file: DumpFile | None
-) -> tuple[Source, list[LedgerMetadata], list[Manifest | None]]:
+) -> tuple[Source, list[LedgerMetadata], dict[str, Manifest | None]]:
     """Return the source, the ledgers that are not sealed, and the lists of logs."""
-    source, unsealed, named = Source({}, set(), [], []), [], {}
+    source, unsealed, named = Source({}, set(), [], [], []), [], {}
     from bookies.spark.jobs.shared import backup_files
 
     lines: list[dict[str, Any]] = []
@@ -229,7 +231,7 @@ async def _read_metadata(
                 unsealed.append(item)
     if file is not None:
         file.write(lines)
-    return source, unsealed, list(backup_files.lists_of(named).values())
+    return source, unsealed, backup_files.lists_of(named)
 
 
 async def _confirmed(client: Client, record: LedgerMetadata) -> LedgerMetadata | Omitted:
@@ -404,7 +406,7 @@ def _prune(to: str, cluster: str, keep: int, sweep_s: float) -> None:
     backup_files.delete_leftovers(to, cluster, common.now_ms() / 1000 - sweep_s)
 
 
-def _report(config: JobConfig, rows: Sequence[Row], *, is_good: bool) -> Report:
+def _report(config: JobConfig, rows: Sequence[Row], broken: Sequence[str], *, is_good: bool) -> Report:
     counts = Counter(row[1] for row in rows)
     sizes = {outcome: sum(row[3] for row in rows if row[1] == outcome) for outcome in counts}
     new = sizes.get(COPIED, 0) + sizes.get(WOULD, 0)
@@ -416,6 +418,8 @@ def _report(config: JobConfig, rows: Sequence[Row], *, is_good: bool) -> Report:
     )
     if config.mode == common.DRY_RUN:
         lead += "; a dry run, nothing was written"
+    if broken:
+        lead += f"; a part is missing of the list of {counted_names(broken, 'log')}, so the run cannot restore it"
     headers = ("ledger", "outcome", "entries", "bytes", "files", "detail")
     shown = sorted(row for row in rows if row[1] != CARRIED)
     sections = [
@@ -423,4 +427,4 @@ def _report(config: JobConfig, rows: Sequence[Row], *, is_good: bool) -> Report:
         Section("Ledgers", table=Table(headers, shown, (0, 2, 3, 4))),
     ]
     parameters = {"run": config.run_id, "mode": config.mode, **config.options}
-    return Report("Backup", lead, is_good, parameters, sections)
+    return Report("Backup", lead, is_good and not broken, parameters, sections)

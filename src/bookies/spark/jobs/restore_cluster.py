@@ -112,7 +112,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     writable, present = common.ask(config.uri, _beginning(backup, is_dry=config.mode != common.RUN))
     items = [_item(backup.records[copy.ledger], copy, writable) for copy in backup.copies]
     work = RestoreLedger(backup.root, backup.cluster, is_dry=config.mode != common.RUN)
-    holds = None if work.is_dry else (lambda name, _: int(name) in present)  # The cluster may have been made anew.
+    holds = None if work.is_dry else (lambda name, _: int(name) in present)  # The cluster may have been recreated.
     run = common.execute(spark, config, "restore-cluster", items, work, holds)
     if config.mode == common.PLAN:
         return Complete.planned("restore-cluster", run)
@@ -296,7 +296,7 @@ async def _entries(fetch: OffloadedFetch) -> AsyncGenerator[EntryBatch]:
 
 
 def _beginning(backup: Backup, *, is_dry: bool) -> Any:
-    """Return a question for `ask`: checks the target, marks it, and returns its writable bookies and restored ledgers."""
+    """Return a question for `ask`: checks and marks the target; returns its writable bookies and restored ledgers."""
 
     async def question(client: Client) -> tuple[list[str], set[int]]:
         driver = client.administration().access.driver

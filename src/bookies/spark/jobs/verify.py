@@ -127,7 +127,8 @@ def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], run: RunManifest
     place = "the cluster" if config.options["in_cluster"] else f"the files, {lines:,} items of metadata"
     lead = (
         f"backup run {run.run} in {place}: {counted(outcomes, 'no ledgers')}; "
-        f"{sum(row[3] for row in rows):,} entries, {decimal_size_text(sum(row[4] for row in rows))} compared; the run omitted {run.omitted:,} ledgers"
+        f"{sum(row[3] for row in rows):,} entries, {decimal_size_text(sum(row[4] for row in rows))} compared; "
+        f"the run omitted {run.omitted:,} ledgers"
     )
     headers = ("ledger", "outcome", "entries", "bytes", "detail")
     sections = [Section("Ledgers that differ", table=Table(headers, [row[1:] for row in bad], (0, 2, 3)))]

@@ -20,7 +20,7 @@ from bookies.protocol.log.log_model import Extent, parse_manifest
 from bookies.protocol.log.log_times import Point, pack_times, parse_times
 from bookies.protocol.log.migration import FROM
 from bookies.protocol.log.sequences import CURSOR, Sequences
-from bookies.spark.jobs.backup import _reading
+from bookies.spark.jobs.backup import _reading, _report
 from bookies.spark.jobs.restore_cluster import Backup, _beginning, _ending, records_brought_back
 from bookies.spark.jobs.shared.common import JobConfig
 
@@ -143,6 +143,23 @@ def test_a_ledger_that_a_log_has_lost_is_named() -> None:
     play(main, bookie_count=1)
 
 
+def test_a_log_whose_list_lacks_a_part_fails_the_backup() -> None:
+    count = 3 * log_segments.HEAD_EXTENTS_MAX
+    manifest = replace(LIST, next_seq=count, extents=tuple(Extent(seq, seq, 0, 0, 1, 1) for seq in range(count)))
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        layout = log_segments.stored("orders", manifest)
+        await client.administration().access.driver.create_record("logs/orders", layout.head)
+        asked = JobConfig("memory:world", options={"open": False})
+        assert (await _reading(None, asked)(client)).broken == ["orders"]
+        report = _report(asked, [], ["orders"], is_good=True)
+        assert not report.is_good
+        assert "a part is missing of the list of 1 log (orders), so the run cannot restore it" in report.lead
+
+    play(main, bookie_count=1)
+
+
 def test_confirmed_entries_of_open_ledgers_count_as_all() -> None:
     async def main(world: World) -> None:
         client = await world.client()
@@ -238,7 +255,7 @@ def test_two_restorations_at_once_are_of_one_backup() -> None:
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(type(driver), "create_record", late)
-            with pytest.raises(InvalidArgument, match="half restored from .*sunday"):
+            with pytest.raises(InvalidArgument, match=r"half restored from .*sunday"):
                 await _beginning(replace(backup({}), records={}), is_dry=False)(client)
 
     play(main, bookie_count=1)
