@@ -45,6 +45,8 @@ def test_a_lost_source_is_continued_and_what_it_had_is_named(tmp_path: pathlib.P
             shown = bk("log", "show", "orders", metadata=there.metadata_uri).out
             assert "appends are refused: it is a mirror of" in shown
             assert "the source answers for log orders" in mirror(*pair, "--switch-over", "--source-lost").err
+            itself = ["--metadata", there.metadata_uri, "--to", there.metadata_uri]
+            assert "and the mirror follows" in mirror(*itself, "--switch-over", "--source-lost").err
             last = leader.append_many([b"lost"] * 20)
             for bookie in here.bookies:
                 here.kill(bookie.id)
@@ -55,8 +57,14 @@ def test_a_lost_source_is_continued_and_what_it_had_is_named(tmp_path: pathlib.P
             kept = len(values(target)) - 1
             assert kept in (99, 100)
             assert values(target) == [b"%d" % number for number in range(kept)] + [b"next"]
+            unknown = mirror(*pair, "--status", "--json")
+            assert (unknown.status, json.loads(unknown.out)[0]["lost"]) == (1, None)
             here.start()
-            assert mirror(*back, "--once").status == 1
+            again = mirror(*pair, "--once")
+            assert (again.status, "it is a log of its own" in again.err) == (1, True)
+            assert mirror(*pair, "--switch-over").status == 1
+            refused = mirror(*back, "--once")
+            assert (refused.status, "only it has" in refused.err) == (1, True), refused.err
             status = mirror(*pair, "--status", "--json")
             assert status.status == 1
             [row] = json.loads(status.out)

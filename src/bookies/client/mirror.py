@@ -61,6 +61,7 @@ from bookies.protocol.log.migration import (
     is_mirror,
     mirrored,
     missing_in,
+    moved_to,
     origin_of,
     switched_over,
 )
@@ -204,7 +205,8 @@ class LogMirror:
         """Create the mirror, or continue it, also as a mirror of what was once its own.
 
         `drops`: a former source may lose the entries that its mirror never got; they stay readable in their ledgers.
-        Raises `LogExists` (no mirror of this log, or `drops` is needed), `LogNotFound`, `InvalidArgument`.
+        Raises `LogExists` (no mirror of this log, or `drops` is needed), `LogFenced` (it was switched over; with
+        `drops` it becomes a mirror again), `LogNotFound`, `InvalidArgument`.
         """
         ids = await self._source.administration().instance_id(), await self._target.administration().instance_id()
         if ids[0] == ids[1]:
@@ -217,6 +219,7 @@ class LogMirror:
         self._source_list = source
         check_may_follow(source, target, self.origin)
         if target is not None and not is_mirror(target):
+            await self._check_led(target, drops=drops)
             await self._give_up_lead(drops=drops)
         await self._part_ids()
         if target is None:
@@ -243,6 +246,18 @@ class LogMirror:
 
         await self._mirror.update(change)
         self._state = await mirror_state(self._target, self.name)
+
+    async def _check_led(self, target: Manifest, *, drops: bool) -> None:
+        """Check that the target is not the log to which this source was switched over. Raises `LogFenced`.
+
+        A process that mirrors the log may be started again after the switch-over, and must not undo it.
+        """
+        state = await mirror_state(self._target, self.name)
+        if not drops and not target.held and state is not None and state.source == self.origin:
+            raise LogFenced(
+                f"the mirror of log {self.name} was switched over: it is a log of its own. --drop makes it a mirror of "
+                "its former source again, without the entries that only it has"
+            )
 
     async def _give_up_lead(self, *, drops: bool) -> None:
         """Stop the former source, which the target has, and refuse to lose entries silently. Raises `LogExists`."""
@@ -319,6 +334,8 @@ class LogMirror:
             raise LogNotFound(f"log {self.name} was deleted in the source; the mirror keeps what it has")
         if is_due:
             self._check_mirror(await self._mirror.refresh())
+            if self._growing is not None and (await self._target.metadata(self._growing.record.ledger_id)).is_closed:
+                await self.close()  # Others ended the copy: it is looked at like one that is found.
         count = 0
         self._source_list = ended(source, self._complete) or source
         for ledger_id in source.storages:
@@ -366,10 +383,12 @@ class LogMirror:
                     await self._save()
         if growing.source.is_closed:
             end = growing.source.last_entry_id, growing.source.length
-            await self._target.administration().change_record(
+            record = await self._target.administration().change_record(
                 ledger_id, lambda current: None if current.is_closed else closed(current, *end)
             )
             await self.close()
+            if (record.last_entry_id, record.length) != end:
+                raise ended_by_others(record)
             self._completed(growing.source)
             return growing.next - first, True
         return growing.next - first, False
@@ -391,10 +410,7 @@ class LogMirror:
             if source.is_closed and source.last_entry_id <= record.last_entry_id:
                 self._completed(source)
                 return True
-            raise LogError(
-                f"ledger {ledger_id} of the mirror was ended after entry {record.last_entry_id}, and the source has "
-                "more: delete it in the target with `bk ledger delete`; the mirror copies it again"
-            )
+            raise ended_by_others(record)
         reader = await self._held.enter_async_context(await self._source.administration().open(ledger_id))
         self._growing = Growing(source, record, reader)
         assert self._state is not None
@@ -519,6 +535,11 @@ class LogMirror:
         """Stop the source, copy the rest, and release the mirror; return its end. Every step can be repeated."""
         await self._part_ids()
         source = await stop_writing(self._source, self.name, target_uri)
+        if source.held != (reason := moved_to(target_uri)):
+            raise LogFenced(
+                f"log {self.name} accepts no appends in the source: {source.held}. Only that one may continue it; if "
+                f"it is this one, give its metadata store as it stands there, and not: {reason}"
+            )
         for attempt in range(SWITCHES_MAX):
             self._due_s = 0.0  # Cursors too.
             try:
@@ -534,6 +555,14 @@ class LogMirror:
         mirror = await self._mirror.update(lambda current: switched_over(current, {}))
         await self.close()
         return end_of(mirror)
+
+
+def ended_by_others(copy: LedgerMetadata) -> LogError:
+    """Return the error for the copy of a ledger that another client ended too early."""
+    return LogError(
+        f"ledger {copy.ledger_id} of the mirror was ended after entry {copy.last_entry_id}, and the source has "
+        "more: delete it in the target with `bk ledger delete`; the mirror copies it again"
+    )
 
 
 def ranges_text(missing: Sequence[MissingRange]) -> str:

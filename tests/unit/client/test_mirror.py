@@ -178,6 +178,53 @@ def test_a_switch_over_waits_for_the_process_that_copies() -> None:
     play_two(act)
 
 
+def test_a_mirror_that_is_started_again_does_not_undo_the_switch_over() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        await append(source, b"one")
+        async with LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await mirror.step()
+        await promote(target, "orders")
+        async with target.log("orders").lead() as leader:
+            async with LogMirror(source, target, "orders") as again:
+                with pytest.raises(LogFenced, match="was switched over: it is a log of its own"):
+                    await again.begin()
+            await leader.append(b"two")
+        async with LogMirror(source, target, "orders") as again:
+            await again.begin(drops=True)
+            await again.switch_over("other")
+        async with LogMirror(source, target, "orders") as again:
+            with pytest.raises(LogFenced, match="was switched over"):
+                await again.begin()
+        assert [value for _, value in await entries(target)] == [b"one"]
+
+    play_two(act)
+
+
+def test_a_log_moves_to_one_cluster_only() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        third = World(world.loop, 1, seed=3)
+        third.store.name = "third"
+        await third.start()
+        await new_log(source)
+        await append(source, b"one")
+        third_client = await third.client()
+        async with (
+            LogMirror(source, target, "orders") as first,
+            LogMirror(source, third_client, "orders") as second,
+        ):
+            await first.begin()
+            await second.begin()
+            await first.switch_over("other")
+            with pytest.raises(LogFenced, match=r"it was moved to other\. Only that one"):
+                await second.switch_over("third")
+            assert is_mirror(await third_client.log("orders").manifest())
+        await third.stop()
+
+    play_two(act)
+
+
 def test_what_a_lost_source_had_is_named_to_the_entry() -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:
         await new_log(source)
@@ -307,6 +354,32 @@ def test_a_copy_that_was_ended_by_others_is_copied_again_when_it_was_deleted() -
                 await mirror.step()
             await target.delete(ledger_id)
             await mirror.close()
+            await mirror.step()
+        assert await entries(target) == await entries(source)
+
+    play_two(act)
+
+
+@pytest.mark.parametrize("is_due", [False, True])
+def test_a_copy_that_others_ended_under_a_running_mirror_is_not_taken_for_whole(is_due: bool) -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with LogMirror(source, target, "orders") as mirror, source.log("orders").lead() as leader:
+            await mirror.begin()
+            await leader.append_many([b"one", b"two"])
+            await mirror.step()
+            [ledger_id] = (await target.log("orders").manifest()).ledger_ids
+            await target.administration().recover(ledger_id)
+            await leader.append_many([b"three", b"four"])
+            if not is_due:
+                await leader.close()
+            mirror._due_s = 0.0 if is_due else mirror._due_s + 100
+            with pytest.raises(LogError, match=f"ledger {ledger_id} of the mirror was ended after entry"):
+                await mirror.step()
+            await target.delete(ledger_id)
+            await mirror.close()
+            await mirror.step()
+            await leader.close()
             await mirror.step()
         assert await entries(target) == await entries(source)
 

@@ -48,28 +48,38 @@ def _connected(uri: str) -> AbstractAsyncContextManager[Client]:
 async def _copy(arguments: argparse.Namespace) -> Report:
     """Mirror the logs until interrupted, until there is nothing left to copy, or until the switch-over is done."""
     from bookies.client.mirror import LogMirror
+    from bookies.errors import LogFenced
 
     names = list(dict.fromkeys(arguments.logs))
+    ended: dict[str, BookKeeperError | None] = {}
+    progress = Progress("steps", None, quiet=arguments.json)
     async with _connected(metadata_uri(arguments)) as source, _connected(arguments.to) as target:
         mirrors = [LogMirror(source, target, name) for name in names]
         try:
             for mirror in mirrors:
-                await mirror.begin(drops=arguments.drop)
+                try:
+                    await mirror.begin(drops=arguments.drop)
+                except LogFenced as refusal:  # It was switched over; the others go on.
+                    _say(progress, f"log {mirror.name}: {refusal}")
+                    ended[mirror.name] = refusal
+            begun = [mirror for mirror in mirrors if mirror.name not in ended]
             if arguments.switch_over:
-                return _switched([(mirror.name, await mirror.switch_over(arguments.to)) for mirror in mirrors])
-            progress = Progress("steps", None, quiet=arguments.json)
-            ended = await asyncio.gather(*(_run(mirror, progress, is_once=arguments.once) for mirror in mirrors))
+                ends = [(mirror.name, await mirror.switch_over(arguments.to)) for mirror in begun]
+                return _switched(ends, int(bool(ended)))
+            results = await asyncio.gather(*(_run(mirror, progress, is_once=arguments.once) for mirror in begun))
+            ended |= zip((mirror.name for mirror in begun), results, strict=True)
             progress.clear()
         finally:
             for mirror in mirrors:
                 await mirror.close()
         facts, lines = [], []
-        for mirror, error in zip(mirrors, ended, strict=True):
+        for mirror in mirrors:
+            error = ended[mirror.name]
             text = "the mirror has all that the source has confirmed" if error is None else f"it ended: {error}"
             lines.append(f"log {mirror.name}: {text}")
             row: dict[str, Any] = {"log": mirror.name, "error": None if error is None else str(error)}
             facts.append(row | _seen_facts(mirror.state))
-        return Report(facts, lines, int(any(error is not None for error in ended)))
+        return Report(facts, lines, int(any(error is not None for error in ended.values())))
 
 
 async def _run(mirror: LogMirror, progress: Progress, *, is_once: bool) -> BookKeeperError | None:
@@ -101,12 +111,12 @@ def _say(progress: Progress, text: str) -> None:
     print(f"bk log mirror: {text}", file=sys.stderr, flush=True)
 
 
-def _switched(ends: Sequence[tuple[str, Position | None]]) -> Report:
+def _switched(ends: Sequence[tuple[str, Position | None]], status: int = 0) -> Report:
     lines = []
     for name, end in ends:
         place = "its beginning" if end is None else str(end)
         lines.append(f"log {name}: the source is closed, and the mirror accepts appends from {place} on")
-    return Report([{"log": name, "end": None if end is None else str(end)} for name, end in ends], lines)
+    return Report([{"log": name, "end": None if end is None else str(end)} for name, end in ends], lines, status)
 
 
 async def _promote(arguments: argparse.Namespace) -> Report:
@@ -118,11 +128,11 @@ async def _promote(arguments: argparse.Namespace) -> Report:
     lines: list[str] = []
     async with _connected(arguments.to) as target:
         for name in dict.fromkeys(arguments.logs):
-            if await _answers(metadata_uri(arguments), name):
+            state = await mirror_state(target, name)
+            if await _answers(metadata_uri(arguments), name, state):
                 raise UsageError(
                     f"the source answers for log {name}: switch over without --source-lost, which loses nothing"
                 )
-            state = await mirror_state(target, name)
             end = end_of(await promote(target, name))
             missing = _seen_only(state, end)
             lines.append(f"log {name}: the mirror accepts appends from {end or 'its beginning'} on")
@@ -135,13 +145,19 @@ async def _promote(arguments: argparse.Namespace) -> Report:
     return Report(facts, lines)
 
 
-async def _answers(uri: str, name: str) -> bool:
-    """Report whether the source's log can be read at its end."""
+async def _answers(uri: str, name: str, state: MirrorState | None) -> bool:
+    """Report whether the source's log can be read at its end. Raises `UsageError` if it is not the mirror's source."""
     from bookies.client.mirror import whole_list
     from bookies.errors import BookKeeperError
 
     try:
         async with asyncio.timeout(SOURCE_S), _connected(uri) as source:
+            cluster = await source.administration().instance_id()
+            if state is not None and state.source != f"{cluster}/{name}":
+                raise UsageError(
+                    f"{uri} is cluster {cluster}, and the mirror follows {state.source}: give the metadata store of "
+                    "the source with --metadata"
+                )
             extents = [
                 one for one in (await whole_list(source, name)).extents if one.last is not None and one.last >= 0
             ]
@@ -176,14 +192,17 @@ def _lost_lines(name: str, state: MirrorState | None, missing: list[MissingRange
 
 
 async def _status(arguments: argparse.Namespace) -> Report:
-    """Report the lag of each mirror, and what only the source has. The status is 1 if there is such an entry."""
+    """Report the lag of each mirror, and what only the source has.
+
+    The status is 1 if there is such an entry, or after a switch-over if the source does not answer.
+    """
     facts, lines = [], []
     async with _connected(arguments.to) as target:
         for name in dict.fromkeys(arguments.logs):
             row, text = await _status_of(arguments, target, name)
             facts.append(row)
             lines += text
-    return Report(facts, lines, int(any(row["lost"] for row in facts)))
+    return Report(facts, lines, int(any(row["lost"] != [] for row in facts)))
 
 
 async def _status_of(arguments: argparse.Namespace, target: Client, name: str) -> tuple[dict[str, Any], list[str]]:
@@ -204,6 +223,7 @@ async def _status_of(arguments: argparse.Namespace, target: Client, name: str) -
         async with asyncio.timeout(SOURCE_S), _connected(metadata_uri(arguments)) as source:
             missing = missing_in(await whole_list(source, name), log)
     except (BookKeeperError, TimeoutError, OSError) as error:
+        facts["lost"] = None
         return facts, [f"log {name}: {what}; the source does not answer: {error or 'timeout'}"]
     facts["lost"] = _ranges(missing)
     if missing:

@@ -172,7 +172,10 @@ def parse_run(data: bytes, place: str) -> RunManifest:
     try:
         run = msgspec.json.decode(data, type=RunManifest)
     except msgspec.DecodeError as error:
-        raise InvalidArgument(f"{place} is no manifest of a backup, or is damaged: {error}") from error
+        raise InvalidArgument(
+            f"{place} is no manifest of a backup, or is damaged: read another run with --backup-run; to write and to "
+            f"delete runs, delete the directory of this one first ({error})"
+        ) from error
     if run.format > FORMAT:
         raise NotSupported(f"{place} has format {run.format}; this version of bookies reads up to {FORMAT}")
     return run

@@ -35,6 +35,7 @@ from bookies.protocol.log.log_model import (
 from bookies.protocol.log.log_times import Point
 
 FROM = MIGRATED_FROM  # the label of a ledger too
+PARTED = "parted"  # field of a released mirror: number of its last extent then, and that one's last entry
 SWAP_MAX = 1000  # extents added by one swap of a list: the record of each one's ledger is a condition of the swap
 
 
@@ -119,7 +120,12 @@ def held(source: Manifest, target: str) -> Manifest | None:
     """Return the source's list with appends disallowed; None: they are already."""
     if source.held:
         return None
-    return replace(source, epoch=source.epoch + 1, extra=dict(source.extra) | {HELD: f"it was moved to {target}"})
+    return replace(source, epoch=source.epoch + 1, extra=dict(source.extra) | {HELD: moved_to(target)})
+
+
+def moved_to(target: str) -> str:
+    """Return why a log that was handed to another cluster refuses appends."""
+    return f"it was moved to {target}"
 
 
 # -- mirrors ---------------------------------------------------------------------------------------------------------
@@ -182,10 +188,13 @@ def mirrored(
     begin = extents[0].seq if extents else source.next_seq
     now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
     storages = {extent.storage for extent in (*source.extents, *extents)}
+    is_former = target is not None and not is_mirror(target)
     gone = [
         extent.storage
         for extent in (target.extents if target is not None else ())
-        if extent.storage not in storages and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
+        if extent.storage not in storages
+        and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
+        and not (is_former and first_apart(extent, source) is not None)  # Nothing else has these entries.
     ]
     copy = replace(
         source,
@@ -206,11 +215,24 @@ def switched_over(mirror: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest |
     whole = ended(mirror, ends) or mirror
     assert not whole.open_ledgers, "switched over before every end was decided"
     extra = {name: value for name, value in mirror.extra.items() if name not in (HELD, MIRROR_OF)}
+    last = whole.extents[-1] if whole.extents else None
+    extra[PARTED] = [-1, -1] if last is None else [last.seq, last.last]
     return replace(whole, epoch=mirror.epoch + 1, extra=extra)
 
 
+def first_apart(extent: Extent, released: Manifest) -> int | None:
+    """Return the first entry of a source's extent that its mirror, released since, never had; None: it had all.
+
+    An extent without an end has no entries.
+    """
+    last_seq, last_entry = released.extra.get(PARTED, (extent.seq + 1, -1))
+    first = extent.first if extent.seq > last_seq else max(extent.first, last_entry + 1)
+    return first if extent.seq >= last_seq and extent.last is not None and first <= extent.last else None
+
+
 def missing_in(own: Manifest, other: Manifest) -> list[MissingRange]:
-    """Return the entries of one list that the other one lacks; those before its beginning were truncated there.
+    """Return the entries of one list that the other one lacks. Those before its beginning were truncated there, unless
+    it is a released mirror that never had them.
 
     An extent without an end counts up to the end that is known: give lists with all ends.
     """
@@ -221,6 +243,8 @@ def missing_in(own: Manifest, other: Manifest) -> list[MissingRange]:
         last = -1 if extent.last is None else extent.last
         there = present.get(extent.ledger_id)
         if there is None and extent.seq < begin:
+            if (apart := first_apart(extent, other)) is not None:
+                missing.append(MissingRange(extent.ledger_id, apart, last))
             continue
         first = extent.first if there is None else max(extent.first, (-1 if there.last is None else there.last) + 1)
         if first <= last:

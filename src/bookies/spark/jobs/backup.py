@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from bookies.client.read.offloaded import INDEX
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, ReadFailed
 from bookies.metadata.dump_format import dump_lines
-from bookies.metadata.transfer import Damaged, NamedRecord
+from bookies.metadata.transfer import Damaged, NamedRecord, counted_names
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.backup import (
     FORMAT,
@@ -85,8 +85,8 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     cluster: str = common.ask(config.uri, _instance_id)
     root = f"{to}/{cluster}"
     earlier = backup_files.runs(root)
-    if config.mode == common.RUN and any(run.run == config.run_id for run in earlier):
-        raise InvalidArgument(f"{root} has a complete run {config.run_id} already: choose another run id")
+    if config.mode == common.RUN:
+        _check_new(root, config.run_id)
     base = chosen_run(earlier, None, root) if earlier else None
     before = backup_files.contents_of(root, base).copies if base is not None else ()
     result = _copied(spark, config, root, before)
@@ -98,6 +98,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         new = list(result.new.values())
         whole = Contents((*result.carried.values(), *new), omitted, result.deleted)
         name = base.run if base is not None else ""
+        _check_new(root, config.run_id)  # Another run of this id may have ended meanwhile.
         written = _manifest(root, config.run_id, (cluster, name, began_ms), result.source.dump, whole)
         _confirm(root, written, whole, new)
         if keep is not None:
@@ -105,7 +106,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     rows = _rows(result, omitted, is_dry=config.mode == common.DRY_RUN)
     table = sorted((config.run_id, *row) for row in rows)
     frame = common.save(common.frame_of(spark, table, LEDGERS), config, "ledgers")
-    return Complete(frame, _report(config, rows, is_good=not result.failed))
+    return Complete(frame, _report(config, rows, result.source.broken, is_good=not result.failed))
 
 
 class Copied(Struct):
@@ -139,12 +140,12 @@ def _copied(spark: Any, config: JobConfig, root: str, before: Sequence[LedgerCop
         work = BackUpLedger(root, config.run_id, is_dry=not is_run)
         run = common.execute(spark, part, "backup", items, work, _still_there(root) if is_run else None)
         if not is_run:
-            return Copied(source, run, carried, new, deleted, [])
+            return Copied(source, run, carried, new, deleted, source.failed)
         copies, failed, gone = _outcomes(run, source.sealed)
         new |= copies
         if not gone:
             break
-    return Copied(source, run, carried, new, deleted, failed + gone)
+    return Copied(source, run, carried, new, deleted, source.failed + failed + gone)
 
 
 # -- on the driver: the metadata ---------------------------------------------------------------------------------------
@@ -153,12 +154,15 @@ def _copied(spark: Any, config: JobConfig, root: str, before: Sequence[LedgerCop
 class Source(Struct):
     """Metadata of the cluster. `sealed`: ledgers to copy, an open one as if its confirmed entries were all.
 
-    `dump`: digest of the written file; None: none was written.
+    `omitted`: open ledgers that were not asked for; `failed`: ledgers that cannot be copied.
+    `broken`: logs whose list lacks a part. `dump`: digest of the written file; None: none was written.
     """
 
     sealed: dict[int, LedgerMetadata]
     ledger_ids: set[int]
     omitted: list[Omitted]
+    failed: list[Omitted]
+    broken: list[str]
     dump: FileDigest | None = None
 
 
@@ -180,11 +184,12 @@ def _reading(root: str | None, config: JobConfig) -> Any:
                 if file is not None:
                     file.discard()
                 raise
-            whole = [manifest for manifest in lists if manifest is not None]
+            whole = [manifest for manifest in lists.values() if manifest is not None]
             missing = {one for manifest in whole for one in manifest.storages} - source.ledger_ids
-            if not missing and len(whole) == len(lists):
+            source.broken = [name for name, manifest in lists.items() if manifest is None]
+            if not missing and not source.broken:
                 break  # Otherwise a log has changed since its list was read, or has lost a ledger.
-        source.omitted += [Omitted(ledger_id, "a log lists it, and it does not exist") for ledger_id in missing]
+        source.failed += [Omitted(ledger_id, "a log lists it, and it does not exist") for ledger_id in missing]
         if not config.options["open"]:
             source.omitted += [Omitted(record.ledger_id, "it is open") for record in unsealed]
             return source
@@ -192,7 +197,7 @@ def _reading(root: str | None, config: JobConfig) -> Any:
             part = unsealed[at : at + OPENED_AT_ONCE]
             for record in await all_of([_confirmed(client, record) for record in part]):
                 if isinstance(record, Omitted):
-                    source.omitted.append(record)
+                    source.failed.append(record)
                 else:
                     source.sealed[record.ledger_id] = record
         return source
@@ -202,9 +207,9 @@ def _reading(root: str | None, config: JobConfig) -> Any:
 
 async def _read_metadata(
     client: Client, file: DumpFile | None
-) -> tuple[Source, list[LedgerMetadata], list[Manifest | None]]:
+) -> tuple[Source, list[LedgerMetadata], dict[str, Manifest | None]]:
     """Return the source, the ledgers that are not sealed, and the lists of logs."""
-    source, unsealed, named = Source({}, set(), []), [], {}
+    source, unsealed, named = Source({}, set(), [], [], []), [], {}
     from bookies.spark.jobs.shared import backup_files
 
     lines: list[dict[str, Any]] = []
@@ -215,7 +220,7 @@ async def _read_metadata(
             lines = []
         if isinstance(item, Damaged):
             source.ledger_ids.add(item.ledger_id)
-            source.omitted.append(Omitted(item.ledger_id, f"its record cannot be read: {item.reason}"))
+            source.failed.append(Omitted(item.ledger_id, f"its record cannot be read: {item.reason}"))
         elif isinstance(item, NamedRecord):
             named[item.name] = item.data
         elif isinstance(item, LedgerMetadata):
@@ -226,7 +231,7 @@ async def _read_metadata(
                 unsealed.append(item)
     if file is not None:
         file.write(lines)
-    return source, unsealed, list(backup_files.lists_of(named).values())
+    return source, unsealed, backup_files.lists_of(named)
 
 
 async def _confirmed(client: Client, record: LedgerMetadata) -> LedgerMetadata | Omitted:
@@ -357,10 +362,30 @@ def _manifest(
     return manifest
 
 
-def _confirm(root: str, manifest: RunManifest, contents: Contents, new: Sequence[LedgerCopy]) -> None:
-    """Check that no other run has deleted copies while no manifest listed them. Raises `ReadFailed`."""
+def _check_new(root: str, run_id: str) -> None:
     from bookies.spark.jobs.shared import backup_files
 
+    if any(run.run == run_id for run in backup_files.runs(root)):
+        raise InvalidArgument(f"{root} has a complete run {run_id} already: choose another run id")
+
+
+def _confirm(root: str, manifest: RunManifest, contents: Contents, new: Sequence[LedgerCopy]) -> None:
+    """Read the run's files back, and check that no other run has deleted copies while no manifest listed them.
+
+    Raises `ReadFailed`: then there is no such run.
+    """
+    from bookies.spark.jobs.shared import backup_files
+
+    try:
+        backup_files.contents_of(root, manifest)
+        for _ in backup_files.metadata_of(root, manifest):
+            pass
+    except ReadFailed as error:
+        backup_files.delete_run(root, manifest.run)
+        raise ReadFailed(
+            f"the files of run {manifest.run} are not as they were written, because of another run of this id or a "
+            f"fault of the store, so there is no such run: repeat it under a new id ({error})"
+        ) from error
     is_based = not manifest.base or any(run.run == manifest.base for run in backup_files.runs(root))
     if lost := backup_files.lost_copies(root, new if is_based else contents.copies):
         backup_files.delete_run(root, manifest.run)
@@ -381,7 +406,7 @@ def _prune(to: str, cluster: str, keep: int, sweep_s: float) -> None:
     backup_files.delete_leftovers(to, cluster, common.now_ms() / 1000 - sweep_s)
 
 
-def _report(config: JobConfig, rows: Sequence[Row], *, is_good: bool) -> Report:
+def _report(config: JobConfig, rows: Sequence[Row], broken: Sequence[str], *, is_good: bool) -> Report:
     counts = Counter(row[1] for row in rows)
     sizes = {outcome: sum(row[3] for row in rows if row[1] == outcome) for outcome in counts}
     new = sizes.get(COPIED, 0) + sizes.get(WOULD, 0)
@@ -393,6 +418,8 @@ def _report(config: JobConfig, rows: Sequence[Row], *, is_good: bool) -> Report:
     )
     if config.mode == common.DRY_RUN:
         lead += "; a dry run, nothing was written"
+    if broken:
+        lead += f"; a part is missing of the list of {counted_names(broken, 'log')}, so the run cannot restore it"
     headers = ("ledger", "outcome", "entries", "bytes", "files", "detail")
     shown = sorted(row for row in rows if row[1] != CARRIED)
     sections = [
@@ -400,4 +427,4 @@ def _report(config: JobConfig, rows: Sequence[Row], *, is_good: bool) -> Report:
         Section("Ledgers", table=Table(headers, shown, (0, 2, 3, 4))),
     ]
     parameters = {"run": config.run_id, "mode": config.mode, **config.options}
-    return Report("Backup", lead, is_good, parameters, sections)
+    return Report("Backup", lead, is_good and not broken, parameters, sections)

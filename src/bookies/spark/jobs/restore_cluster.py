@@ -15,16 +15,16 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, convert, to_builtins
 
 from bookies.client.base.segments import LOGS
-from bookies.client.log.base.cursor_store import CURSORS, SEQUENCES, TIMES
+from bookies.client.log.base.cursor_store import CURSORS, HISTORY, MIRRORS, SEQUENCES, TIMES
 from bookies.client.read.offloaded import OffloadedFetch
 from bookies.client.turns.lease import ELECTIONS
-from bookies.errors import InvalidArgument, LedgerExists, LedgerNotFound, RecordExists
+from bookies.errors import InvalidArgument, LedgerExists, LedgerNotFound, LogExists, RecordExists, RecordNotFound
 from bookies.metadata.dump_format import pack_item, parse_item
 from bookies.metadata.interface import bookie_places
 from bookies.metadata.interface.driver import GivenIds
@@ -38,13 +38,14 @@ from bookies.metadata.transfer import (
     NamedRecord,
     carried,
     counted_names,
+    read_ledgers,
     read_record,
 )
 from bookies.model import LedgerMetadata
-from bookies.protocol.ledger.backup import LedgerCopy, chosen_run, sealed_as, unwritten
+from bookies.protocol.ledger.backup import LedgerCopy, sealed_as, unwritten
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.cursors import pack_cursors, parse_cursors
-from bookies.protocol.log.log_model import LedgerEnd
+from bookies.protocol.log.log_model import LedgerEnd, parse_manifest
 from bookies.protocol.log.log_segments import SEGMENTS, stored
 from bookies.protocol.log.log_times import pack_times, parse_times
 from bookies.protocol.log.migration import (
@@ -60,6 +61,7 @@ from bookies.protocol.log.migration import (
 from bookies.protocol.log.sequences import CURSOR as SEQUENCES_CURSOR
 from bookies.protocol.log.sequences import parse_sequences
 from bookies.replication.operator import orphans, status
+from bookies.runtime.tasks import all_of
 from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, copying, ledger_selection
@@ -92,6 +94,7 @@ OWN = (
     COUNTS,
     ELECTIONS + status.HOUSEKEEPING,
 )
+PARTS = (LOGS, CURSORS, TIMES, HISTORY, SEQUENCES, MIRRORS)  # prefixes of the records of a log, without segments
 Row = tuple[str, str, str, int, int, str]
 
 
@@ -106,10 +109,11 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument("option backup is missing: give the directory or URI of a backup")
     common.refuse_speculation(spark)
     backup = _read(config)
-    writable = common.ask(config.uri, _beginning(backup, is_dry=config.mode != common.RUN))
+    writable, present = common.ask(config.uri, _beginning(backup, is_dry=config.mode != common.RUN))
     items = [_item(backup.records[copy.ledger], copy, writable) for copy in backup.copies]
     work = RestoreLedger(backup.root, backup.cluster, is_dry=config.mode != common.RUN)
-    run = common.execute(spark, config, "restore-cluster", items, work)
+    holds = None if work.is_dry else (lambda name, _: int(name) in present)  # The cluster may have been recreated.
+    run = common.execute(spark, config, "restore-cluster", items, work, holds)
     if config.mode == common.PLAN:
         return Complete.planned("restore-cluster", run)
     rows: list[Row] = []
@@ -153,7 +157,7 @@ def _read(config: JobConfig) -> Backup:
 
     to, cluster = backup_files.root_of(str(config.options["backup"]))
     root = f"{to}/{cluster}"
-    chosen = chosen_run(backup_files.runs(root), config.options["backup_run"], root)
+    chosen = backup_files.run_of(root, config.options["backup_run"])
     contents = backup_files.contents_of(root, chosen)
     skip = config.options["skip"]
     skipped = dict.fromkeys(ledger_selection.numbers_of(skip) if skip else (), "it was skipped")
@@ -292,9 +296,9 @@ async def _entries(fetch: OffloadedFetch) -> AsyncGenerator[EntryBatch]:
 
 
 def _beginning(backup: Backup, *, is_dry: bool) -> Any:
-    """Return a question for `ask`: checks the target, marks it, and returns its writable bookies."""
+    """Return a question for `ask`: checks and marks the target; returns its writable bookies and restored ledgers."""
 
-    async def question(client: Client) -> list[str]:
+    async def question(client: Client) -> tuple[list[str], set[int]]:
         driver = client.administration().access.driver
         writable = [str(bookie.id) for bookie in await client.bookies() if bookie.mode == "writable"]
         needed = max((record.ensemble_size for record in backup.records.values()), default=0)
@@ -305,19 +309,34 @@ def _beginning(backup: Backup, *, is_dry: bool) -> Any:
             )
         mark = {"cluster": backup.cluster, "run": backup.run}
         begun = await read_record(driver, RESTORATION)
+        if begun is None:
+            await _check_empty(driver)
+            if not is_dry:
+                with contextlib.suppress(RecordExists):  # Another restoration began at the same time.
+                    await driver.create_record(RESTORATION, json.dumps(mark).encode())
+                begun = await read_record(driver, RESTORATION)
         if begun is not None and json.loads(begun.data) != mark:
             raise InvalidArgument(
                 f"the cluster is half restored from {begun.data.decode()}: finish that first, or name an empty cluster"
             )
-        if begun is None:
-            await _check_empty(driver)
         if not is_dry:
-            with contextlib.suppress(RecordExists):
-                await driver.create_record(RESTORATION, json.dumps(mark).encode())
             await driver.restore_ids(backup.ids)
-        return writable
+        return writable, set() if begun is None else await _restored(driver, backup)
 
     return question
+
+
+async def _restored(driver: MetadataDriver, backup: Backup) -> set[int]:
+    """Return the ledgers of the backup that the cluster has completely."""
+    restored = set()
+    async for records in read_ledgers(driver):
+        for there in records:
+            if not isinstance(there, LedgerMetadata) or (record := backup.records.get(there.ledger_id)) is None:
+                continue
+            is_ours = there.custom_metadata.get(FROM) == origin_of(backup.cluster, there.ledger_id).encode()
+            if is_ours and there.is_closed and there.last_entry_id == record.last_entry_id:
+                restored.add(there.ledger_id)
+    return restored
 
 
 async def _check_empty(driver: MetadataDriver) -> None:
@@ -338,25 +357,56 @@ async def _check_empty(driver: MetadataDriver) -> None:
 def _ending(records: Mapping[str, bytes], backup: Backup) -> Any:
     """Return a question for `ask`: writes the records, the lists of logs last, and ends the restoration.
 
-    Deletes incomplete ledgers that an earlier attempt has left and this one skipped.
+    Deletes incomplete ledgers that an earlier attempt has left and this one skipped. A log that an earlier attempt has
+    written stays as it is: it may be in use. Raises `LogExists` if others have created one of its name.
     """
 
     async def question(client: Client) -> None:
         driver = client.administration().access.driver
-        for ledger_id in backup.omitted:
+        written = await _written_logs(driver, records)
+        for ledger_id in backup.omitted if not written else ():  # Else a log in use may list it.
             with contextlib.suppress(LedgerNotFound):
                 left = (await client.metadata(ledger_id)).custom_metadata.get(FROM)
                 if left == origin_of(backup.cluster, ledger_id).encode():
                     await client.delete(ledger_id)
         filling = Filling(driver, "", "")
         for is_last in (False, True):
-            items = [NamedRecord(name, data) for name, data in records.items() if name.startswith(LOGS) is is_last]
+            items = [
+                NamedRecord(name, data)
+                for name, data in records.items()
+                if name.startswith(LOGS) is is_last and not _is_part_of(name, written)
+            ]
             for part in _parts(items):
-                await filling.put(part)
-        _, version = await driver.read_record(RESTORATION)
-        await driver.delete_record(RESTORATION, version)
+                await (all_of([_create(driver, item) for item in part]) if is_last else filling.put(part))
+        with contextlib.suppress(RecordNotFound):  # Another run has ended the restoration.
+            _, version = await driver.read_record(RESTORATION)
+            await driver.delete_record(RESTORATION, version)
 
     return question
+
+
+async def _create(driver: MetadataDriver, item: NamedRecord) -> None:
+    with contextlib.suppress(RecordExists):  # Another run has written it, and the log may be in use.
+        await driver.create_record(item.name, item.data)
+
+
+async def _written_logs(driver: MetadataDriver, records: Mapping[str, bytes]) -> set[str]:
+    """Return the logs to restore that the cluster has. Raises `LogExists` if one of them is another log."""
+    written = set()
+    for name in (record.removeprefix(LOGS) for record in records if record.startswith(LOGS)):
+        if (there := await read_record(driver, LOGS + name)) is None:
+            continue
+        if parse_manifest(name, there.data).token != parse_manifest(name, records[LOGS + name]).token:
+            raise LogExists(f"the cluster has another log {name}, created since: delete it, and repeat the run")
+        written.add(name)
+    return written
+
+
+def _is_part_of(record: str, logs: Collection[str]) -> bool:
+    """Report whether a record is one of these logs, or about one."""
+    if record.startswith(SEGMENTS):
+        return record.removeprefix(SEGMENTS).partition("/")[0] in logs
+    return any(record.removeprefix(prefix) in logs for prefix in PARTS if record.startswith(prefix))
 
 
 def _parts(items: Sequence[NamedRecord]) -> Iterable[Sequence[NamedRecord]]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from bookies.client.read.offloaded import content_of
 from bookies.errors import InvalidArgument, LedgerNotFound, ReadFailed
-from bookies.protocol.ledger.backup import LedgerCopy, chosen_run
+from bookies.protocol.ledger.backup import LedgerCopy, RunManifest
 from bookies.protocol.ledger.offload import Content
 from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
@@ -56,7 +56,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
     to, cluster = backup_files.root_of(str(config.options["backup"]))
     root = f"{to}/{cluster}"
-    chosen = chosen_run(backup_files.runs(root), config.options["backup_run"], root)
+    chosen = backup_files.run_of(root, config.options["backup_run"])
     copies = backup_files.contents_of(root, chosen).copies
     if not needs_cluster(config.options):
         config = replace(config, uri=NO_CLUSTER)
@@ -74,7 +74,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         rows.append((config.run_id, int(name), outcome, *counts, str(detail.get("error", ""))))
     rows.sort()
     frame = common.save(common.frame_of(spark, rows, VERIFIED), config, "verified")
-    return Complete(frame, _report(config, rows, chosen.run, lines))
+    return Complete(frame, _report(config, rows, chosen, lines))
 
 
 class VerifyCopy(Struct, frozen=True):
@@ -121,13 +121,14 @@ def _in_files(root: str, copy: LedgerCopy) -> Content:
         files.close()
 
 
-def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], run: str, lines: int) -> Report:
+def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], run: RunManifest, lines: int) -> Report:
     outcomes = Counter(row[2] for row in rows)
     bad = [row for row in rows if row[2] != common.DONE]
     place = "the cluster" if config.options["in_cluster"] else f"the files, {lines:,} items of metadata"
     lead = (
-        f"backup run {run} in {place}: {counted(outcomes, 'no ledgers')}; "
-        f"{sum(row[3] for row in rows):,} entries, {decimal_size_text(sum(row[4] for row in rows))} compared"
+        f"backup run {run.run} in {place}: {counted(outcomes, 'no ledgers')}; "
+        f"{sum(row[3] for row in rows):,} entries, {decimal_size_text(sum(row[4] for row in rows))} compared; "
+        f"the run omitted {run.omitted:,} ledgers"
     )
     headers = ("ledger", "outcome", "entries", "bytes", "detail")
     sections = [Section("Ledgers that differ", table=Table(headers, [row[1:] for row in bad], (0, 2, 3)))]

@@ -206,6 +206,23 @@ def test_a_former_source_loses_what_the_log_does_not_have() -> None:
     assert missing_in(former, opened) == [(62, 0, 9), (63, 0, 0)]
 
 
+def test_entries_that_a_released_mirror_never_had_are_not_taken_for_truncated() -> None:
+    free = switched_over(mirror(SOURCE, None, 60, 61, growing=62), {62: LedgerEnd(3, 9)})
+    assert free is not None
+    former = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 9, 10, 50), Extent(9, 63, 0, 0, 1, 1)))
+    log = replace(free, extents=(Extent(10, 1_000_064),), next_seq=11)  # truncated since
+    assert missing_in(former, log) == [(62, 4, 9), (63, 0, 0)]
+    copy = mirror(log, former)
+    assert copy.deleting == (60, 61)  # The others are the only copy.
+    assert mirror(replace(log, extents=(Extent(11, 1_000_065),)), replace(copy, extents=former.extents)).deleting == (
+        *(60, 61, 62),
+        63,
+    )
+    nothing = switched_over(mirror(SOURCE, None), {})
+    assert nothing is not None
+    assert missing_in(former, replace(log, extra=nothing.extra))[0] == (60, 5, 9)
+
+
 def test_a_mirror_is_released_once_and_with_all_ends() -> None:
     whole = mirror(SOURCE, None, 60, 61, growing=62)
     free = switched_over(whole, {62: LedgerEnd(4, 9)})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
-from bookies.errors import LedgerNotFound
+from bookies.errors import InvalidArgument, LedgerNotFound, LogExists
 from bookies.metadata.interface.driver import GivenIds
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.backup import Omitted
@@ -19,8 +20,8 @@ from bookies.protocol.log.log_model import Extent, parse_manifest
 from bookies.protocol.log.log_times import Point, pack_times, parse_times
 from bookies.protocol.log.migration import FROM
 from bookies.protocol.log.sequences import CURSOR, Sequences
-from bookies.spark.jobs.backup import _reading
-from bookies.spark.jobs.restore_cluster import Backup, _ending, records_brought_back
+from bookies.spark.jobs.backup import _reading, _report
+from bookies.spark.jobs.restore_cluster import Backup, _beginning, _ending, records_brought_back
 from bookies.spark.jobs.shared.common import JobConfig
 
 LIST = Manifest(
@@ -137,7 +138,24 @@ def test_a_ledger_that_a_log_has_lost_is_named() -> None:
         [ledger_id] = (await log.manifest()).ledger_ids
         await client.delete(ledger_id)
         source = await _reading(None, JobConfig("memory:world", options={"open": False}))(client)
-        assert source.omitted == [Omitted(ledger_id, "a log lists it, and it does not exist")]
+        assert source.failed == [Omitted(ledger_id, "a log lists it, and it does not exist")]
+
+    play(main, bookie_count=1)
+
+
+def test_a_log_whose_list_lacks_a_part_fails_the_backup() -> None:
+    count = 3 * log_segments.HEAD_EXTENTS_MAX
+    manifest = replace(LIST, next_seq=count, extents=tuple(Extent(seq, seq, 0, 0, 1, 1) for seq in range(count)))
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        layout = log_segments.stored("orders", manifest)
+        await client.administration().access.driver.create_record("logs/orders", layout.head)
+        asked = JobConfig("memory:world", options={"open": False})
+        assert (await _reading(None, asked)(client)).broken == ["orders"]
+        report = _report(asked, [], ["orders"], is_good=True)
+        assert not report.is_good
+        assert "a part is missing of the list of 1 log (orders), so the run cannot restore it" in report.lead
 
     play(main, bookie_count=1)
 
@@ -154,7 +172,7 @@ def test_confirmed_entries_of_open_ledgers_count_as_all() -> None:
             assert source.sealed[empty.ledger_id].last_entry_id == -1
             await world.take_down(record.last_ensemble[0])
             source = await _reading(None, asked)(client)
-            assert "its end cannot be read" in source.omitted[0].reason
+            assert "its end cannot be read" in source.failed[0].reason
             source = await _reading(None, JobConfig("memory:world", options={"open": False}))(client)
             assert [one.reason for one in source.omitted] == ["it is open", "it is open"]
             await world.listen(record.last_ensemble[0])
@@ -188,6 +206,77 @@ def test_what_was_restored_is_read() -> None:
             await leader.append(b"two")
         async with client.log("orders").open() as reader:
             assert [entry.payload async for entry in reader.read()] == [b"one", b"two"]
+
+    play(main, bookie_count=1)
+
+
+def test_a_log_in_use_is_not_restored_again() -> None:
+    """The run that ends a restoration is killed, clients append and read, and the run is repeated."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        driver = client.administration().access.driver
+        log = client.log("orders")
+        await log.create(ensemble=1)
+        async with log.lead() as leader:
+            last = await leader.append(b"one")
+        await log.move_cursor("web", last)
+        named = {name: (await driver.read_record(name))[0] for name in ("logs/orders", "cursors/orders")}
+        records = {last.ledger_id: (await client.administration().record(last.ledger_id)).metadata}
+        whole = Backup("/safe/c1", "c1", "monday", [], records, named, GivenIds(0, ()), {})
+        await lose_log(client)
+        await driver.create_record("restoration", b"{}")
+        brought_back, _ = records_brought_back(whole)
+        await _ending(brought_back, whole)(client)
+        async with log.lead() as leader:
+            after = await leader.append(b"two")
+        await log.move_cursor("web", after.next)
+        await _ending(brought_back, whole)(client)
+        async with log.open() as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"one", b"two"]
+        assert (await log.cursors())["web"].position == after.next
+        await log.delete()
+        await log.create(ensemble=1)
+        with pytest.raises(LogExists, match="has another log orders, created since"):
+            await _ending(brought_back, whole)(client)
+
+    play(main, bookie_count=1)
+
+
+def test_two_restorations_at_once_are_of_one_backup() -> None:
+    async def main(world: World) -> None:
+        client = await world.client()
+        driver = client.administration().access.driver
+        create = type(driver).create_record
+
+        async def late(self: Any, name: str, data: bytes) -> int:
+            await create(self, name, b'{"cluster": "c1", "run": "sunday"}')
+            return await create(self, name, data)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(type(driver), "create_record", late)
+            with pytest.raises(InvalidArgument, match=r"half restored from .*sunday"):
+                await _beginning(replace(backup({}), records={}), is_dry=False)(client)
+
+    play(main, bookie_count=1)
+
+
+def test_what_an_earlier_attempt_restored_is_looked_for() -> None:
+    """Its results may be those of a cluster that was deleted since."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        whole = replace(backup({}), records={seq: record(seq, 0, 1) for seq in (1, 2, 3, 4)})
+        assert await _beginning(whole, is_dry=False)(client) == ([str(one.id) for one in await client.bookies()], set())
+        for seq, labels, is_closed in ((1, {FROM: "c1/1"}, True), (2, {}, True), (3, {FROM: "c1/3"}, False)):
+            writer = await client.create(ensemble=1, labels=labels, ledger_id=seq)
+            await writer.append(b"1")
+            if is_closed:
+                await client.administration().recover(seq)
+        async with client.create(ensemble=1, ledger_id=9) as writer:
+            await writer.append(b"of no backup")
+        _, present = await _beginning(whole, is_dry=False)(client)
+        assert present == {1}
 
     play(main, bookie_count=1)
 

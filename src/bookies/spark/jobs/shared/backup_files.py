@@ -24,6 +24,7 @@ from bookies.protocol.ledger.backup import (
     FileDigest,
     LedgerCopy,
     RunManifest,
+    chosen_run,
     end_name,
     pack,
     parse_contents,
@@ -66,11 +67,25 @@ def _run_names(system: Any, path: str) -> list[str]:
     return sorted(info.base_name for info in _inside(system, path) if info.base_name.startswith(RUN))
 
 
-def runs(root: str) -> list[RunManifest]:
-    """Return the complete runs. `root`: directory of the cluster. Raises `InvalidArgument`, `NotSupported`."""
+def run_of(root: str, name: str | None) -> RunManifest:
+    """Return the complete run of that name, None: the latest. A damaged run does not keep others from being read.
+
+    Raises `InvalidArgument`, `NotSupported`.
+    """
+    named = [] if name is None else runs(root, name)
+    return chosen_run(named or runs(root), name, root)
+
+
+def runs(root: str, only: str | None = None) -> list[RunManifest]:
+    """Return the complete runs. `root`: directory of the cluster. Raises `InvalidArgument`, `NotSupported`.
+
+    `only`: name of the one to return.
+    """
     system, path = tier.system_of(root)
     complete = []
     for name in _run_names(system, path):
+        if only is not None and name != RUN + only:
+            continue
         place = f"{path}/{name}/{MANIFEST}"
         if system.get_file_info(place).type is pyarrow.fs.FileType.File:
             complete.append(parse_run(_read(system, place), place))
@@ -174,7 +189,10 @@ def _checked(root: str, run: str, name: str, digest: FileDigest) -> bytes:
     except OSError as error:
         raise ReadFailed(f"{path}/{name} cannot be read, so choose another run with --backup-run: {error}") from error
     if FileDigest(len(data), hashlib.sha256(data).hexdigest()) != digest:
-        raise ReadFailed(f"{path}/{name} is not as run {run} wrote it: choose another run with --backup-run")
+        raise ReadFailed(
+            f"{path}/{name} is not as run {run} wrote it: choose another run with --backup-run; to write and to delete "
+            "runs, delete the directory of this one first"
+        )
     return data
 
 

@@ -11,6 +11,7 @@ from bookies.client.read.offloaded import INDEX
 from bookies.errors import InvalidArgument, ReadFailed
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.backup import FORMAT, Contents, LedgerCopy, RunManifest, end_name
+from bookies.spark.jobs.backup import _confirm
 from bookies.spark.jobs.shared import backup_files
 from bookies.spark.jobs.shared.backup_files import (
     DumpFile,
@@ -22,6 +23,7 @@ from bookies.spark.jobs.shared.backup_files import (
     metadata_of,
     name_copy,
     root_of,
+    run_of,
     runs,
     write_contents,
     write_manifest,
@@ -132,3 +134,33 @@ def test_files_of_a_copy_are_read_without_the_cluster(root: str) -> None:
     damaged = backup_files.opened_files(root, replace(copied(root, "one"), index=1))
     with pytest.raises(ReadFailed, match="its CRC is not the one"):
         damaged.check()
+
+
+def test_a_damaged_run_does_not_keep_others_from_being_read(root: str, tmp_path: pathlib.Path) -> None:
+    monday = written(root, "monday", 1)
+    written(root, "tuesday", 2)
+    [damaged] = tmp_path.rglob("run-tuesday/manifest.json")
+    damaged.write_bytes(b"{")
+    assert run_of(root, "monday") == monday
+    for name in ("tuesday", None, "sunday"):
+        with pytest.raises(InvalidArgument, match="or is damaged: read another run with --backup-run"):
+            run_of(root, name)
+    damaged.unlink()
+    assert run_of(root, None) == monday
+    with pytest.raises(InvalidArgument, match="has no complete backup run sunday; the latest are monday"):
+        run_of(root, "sunday")
+
+
+@pytest.mark.parametrize("name", [backup_files.METADATA, backup_files.LEDGERS])
+@pytest.mark.parametrize("content", [b"", b"of another run of this id"])
+def test_a_run_whose_files_are_not_its_own_does_not_exist(
+    root: str, tmp_path: pathlib.Path, name: str, content: bytes
+) -> None:
+    manifest = written(root, "monday", 1)
+    nothing = Contents((), (), ())
+    _confirm(root, manifest, nothing, [])
+    [file] = tmp_path.rglob(f"run-monday/{name}")
+    file.write_bytes(content)
+    with pytest.raises(ReadFailed, match="there is no such run: repeat it under a new id"):
+        _confirm(root, manifest, nothing, [])
+    assert runs(root) == []
