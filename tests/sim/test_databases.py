@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
-from bookies.errors import CorruptRecord, DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
+from bookies.errors import CorruptRecord, DataUnknown, DirectoryInUse, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.lab.sim.world.databases import pack, parse
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.identity import lost_directories
+from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
-from bookies.storage.rocksdb.database_files import DAMAGED, REBUILD, WIDE
+from bookies.storage.rocksdb.database_files import DAMAGED, WIDE
 from bookies.storage.store import LedgerStore
 
 from .conftest import KEY, Machine
@@ -222,6 +223,50 @@ def test_a_full_disk_is_tried_again(load: Any, body: Any, name: str, is_partial:
     assert not machine.failures
     machine.crash(NOTHING_SURVIVES)
     machine.check()
+
+
+def test_a_read_keeps_the_database_open_that_a_full_disk_has_stopped(load: Any, body: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 5, {0: body(5, 0)})
+        machine.disk.fail("pwrite", LOCATIONS, lambda: DiskFull("no space left on device"))
+        with pytest.raises(DiskFull):
+            await store.checkpoint()
+        assert store.parts is not None
+        assert store.parts.databases is not None
+        databases: Any = store.parts.databases
+        open_again = databases._database
+
+        def refuse(*_: object, **__: object) -> None:
+            raise DirectoryInUse("lock hold by current process")
+
+        databases._database = refuse
+        with pytest.raises(DiskFull, match="a read that has not ended"):
+            await store.checkpoint()
+        with pytest.raises(ReadFailed, match="is closed"):
+            await store.read(1, 3)
+        databases._database = open_again
+        await store.checkpoint()
+        await promises.check(store)
+
+    assert machine.live(script)
+    assert not machine.failures
+    machine.check()
+
+
+def test_index_files_are_not_begun_where_databases_were_lost(load: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+    for name in (LOCATIONS, LEDGERS):
+        machine.disk.unlink(name)
+    other = Machine()
+    other.disk = machine.disk
+    with pytest.raises(StorageError, match="which are missing, and ledger_index = files"):
+        other.live(load)
+    assert not machine.disk.open_files
+    assert machine.live(_is_served)
 
 
 def test_a_collected_ledger_leaves_no_key(load: Any) -> None:

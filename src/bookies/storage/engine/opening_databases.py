@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
+from bookies.errors import StorageError
 from bookies.runtime.events import Events
 from bookies.storage.engine.rebuild import ledgers_in_logs
 from bookies.storage.engine.storage_parts import StorageParts
@@ -25,6 +26,12 @@ async def open_databases(
 ) -> OpenedDatabases:
     """Open the databases of the index; without any return an empty result. Raises: StorageError, OSError."""
     if parts.databases is None:
+        if catalog is not None and catalog.versions:
+            raise StorageError(
+                f"{parts.directories.indexes[0]}: the index was in RocksDB databases, which are missing, and "
+                "ledger_index = files. Restore them, or set ledger_index = rocksdb: the start rebuilds the index from "
+                "the entry logs"
+            )
         return OpenedDatabases()
     opened = await parts.checkpointer.worker.run(_open, parts, catalog, marks)
     for name, problem in opened.lost.items():

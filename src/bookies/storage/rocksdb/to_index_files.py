@@ -20,6 +20,7 @@ from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import replace_bytes, sync_directory, unlink_all
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, file_name, parse_last_id
 from bookies.storage.entry_log.log_usage import find_logs
+from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index import catalog_format, index_format
 from bookies.storage.index.catalog_format import Contents, Known
 from bookies.storage.index.index_files import IndexFiles, IndexWrite
@@ -59,6 +60,11 @@ class ToIndexFiles(Conversion):
             raise StorageError(f"{self._indexes[0]} holds no RocksDB databases: there is nothing to convert")
         if missing:
             raise StorageError(f"{missing[0]}: the database is missing. No file was changed. Restore it first")
+        if marked := [path for path in expected if self._disk.exists(path + REBUILD)]:
+            raise StorageError(
+                f"{marked[0]}: the database has lost entries, and they are not rebuilt yet. No file was changed. Start "
+                "the bookie once with ledger_index = rocksdb, which rebuilds them from the entry logs"
+            )
         self._check_nothing_aside()
         for directory in self._indexes:
             if names := [name for name in self._index_names(directory) if self._counts(directory, name)]:
