@@ -119,12 +119,10 @@ class OpenDatabases:
         else:
             try:
                 database = self._database(path, may_be_cut=may_be_cut)
-                identity, changes = database.version()
-                if not noted or (identity == noted[0] and changes >= noted[1]):
+                problem = rocksdb_format.version_problem(database.version(), noted)
+                if not problem:
                     return database, ""
                 database.close()
-                is_same = identity == noted[0]
-                problem = f"it ends at change {changes:,} of {noted[1]:,}" if is_same else "it is another database"
             except CorruptRecord as error:
                 problem = str(error)
         return self._replaced(path, problem), problem

@@ -69,6 +69,10 @@ class RocksReader:
             self._links.cleanup()
             remedy = "; if its bookie was killed, start it and shut it down cleanly first" if is_exact else ""
             raise _damaged(path, error, remedy) from error
+        self._identity = _identity_of(path)
+
+    def version(self) -> tuple[int, int]:
+        return self._identity, int(self._database.latest_sequence_number())
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys. Raises CorruptRecord."""
@@ -153,8 +157,7 @@ class RocksDatabase:
                 raise DirectoryInUse(f"{path} is in use by another process: {error}") from error
             raise _error(path, error) from error
         self._is_open = True
-        with open(os.path.join(path, "IDENTITY"), "rb") as file:
-            self._identity = zlib.crc32(file.read())
+        self._identity = _identity_of(path)
         _sync_directory(path)
         _sync_directory(os.path.dirname(path) or ".")
 
@@ -283,6 +286,13 @@ class RocksDatabases:
         if os.path.isdir(path):
             shutil.rmtree(path)
             _sync_directory(os.path.dirname(path) or ".")
+
+
+def _identity_of(path: str) -> int:
+    """Return a number that identifies the database; 0 if a copy lacks its identity."""
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(path, "IDENTITY"), "rb") as file:
+        return zlib.crc32(file.read())
+    return 0
 
 
 def _damaged(path: str, error: Exception, remedy: str = "") -> CorruptRecord:
