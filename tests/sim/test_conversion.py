@@ -381,7 +381,8 @@ def test_what_is_refused() -> None:
     disk.put("a/current/locations", pack({}))
     with pytest.raises(StorageError, match=r"locations: .* not rebuilt yet\. .* Start the bookie once"):
         run(disk, ToIndexFiles)
-    for versions, problem in (((0, 9, 0, 1), "locations: it ends at change 1 of 9"), ((0, 1, 7, 1), "ledgers: it is an")):
+    older, other = "locations: it ends at change 1 of 9", "ledgers: it is another"
+    for versions, problem in (((0, 9, 0, 1), older), ((0, 1, 7, 1), other)):
         disk = apache_bookie()
         catalog = catalog_format.Contents(64, {}, versions=versions)
         disk.put("a/current/index.catalog", b"".join(catalog_format.pack(catalog)))
@@ -406,7 +407,7 @@ def test_what_is_refused() -> None:
     for name in ("locations.rebuild", "ledgers"):
         disk = SimDisk(Random(1))
         disk.make_directories(f"a/current/{name}")
-        with pytest.raises(StorageError, match="ledger_index = files. Nothing was changed"):
+        with pytest.raises(StorageError, match=r"ledger_index = files\. Nothing was changed"):
             check_kind(disk, ["a/current"], is_rocksdb=False)
     config = BookieConfig(journal_directories=("j",), ledger_directories=("a", "b"), index_directories=("i",))
     with pytest.raises(StorageError, match="pairs"):

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
-from bookies.errors import CorruptRecord, DataUnknown, DirectoryInUse, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
+from bookies.errors import (
+    CorruptRecord,
+    DataUnknown,
+    DirectoryInUse,
+    DiskFull,
+    LedgerUnknownToBookie,
+    ReadFailed,
+    StorageError,
+)
 from bookies.lab.sim.world.databases import pack, parse
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.identity import lost_directories
@@ -248,6 +256,17 @@ def test_a_read_keeps_the_database_open_that_a_full_disk_has_stopped(load: Any, 
         with pytest.raises(ReadFailed, match="is closed"):
             await store.read(1, 3)
         databases._database = open_again
+        await store.checkpoint()
+        machine.disk.faults.clear()
+        machine.disk.fail("pwrite", LOCATIONS, lambda: DiskFull("no space left on device"))
+        await promises.add(store, 5, {1: body(5, 1)})
+        with pytest.raises(DiskFull):
+            await store.checkpoint()
+        capacity, machine.disk.capacity = machine.disk.capacity, machine.disk.used() + (1 << 20)
+        with pytest.raises(DiskFull, match="are needed to continue its writes"):
+            await store.checkpoint()
+        assert await store.read(1, 3) == promises.acknowledged[1, 3]
+        machine.disk.capacity = capacity
         await store.checkpoint()
         await promises.check(store)
 

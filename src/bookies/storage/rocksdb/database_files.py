@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 DAMAGED = ".damaged"  # of a database that was replaced
 WRITE_LEDGERS_MAX = 4096  # ledgers of one batch
+REOPEN_ROOM = 64 << 20  # free bytes: RocksDB may write as much before it serves, and without them reads would fail
 WIDE = bytes(8)  # the end of keys of 16 bytes in `ledgers` (Q-10)
 LIMBO_TAG = b"\x28"  # of the field `limbo` in a ledger's data
 
@@ -248,6 +249,8 @@ class OpenDatabases:
     def _reopen(self, number: int) -> None:
         """Open a database again that a full disk has stopped. A read meanwhile fails. Raises StorageError."""
         path = self._paths[number]
+        if (free := self._disk.usage(self.directory)[1]) < REOPEN_ROOM:
+            raise DiskFull(f"{path}: {free:,} bytes are free, and {REOPEN_ROOM:,} are needed to continue its writes")
         self._open[number].close()
         try:
             self._open[number] = self.checked(partial(self._database, path, may_be_cut=True))

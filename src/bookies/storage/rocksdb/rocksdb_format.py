@@ -142,7 +142,7 @@ class Databases(Protocol):
         `may_be_cut`: the write-ahead log ends at the first damaged batch, which a power failure has torn. Otherwise
         such a batch is damage, unless the log ends within it.
 
-        Raises: DirectoryInUse, CorruptRecord, StorageError; ConfigError when no binding is installed.
+        Raises: DirectoryInUse, CorruptRecord, DiskFull, StorageError; ConfigError when no binding is installed.
         """
 
     def rename(self, path: str, target: str) -> None:

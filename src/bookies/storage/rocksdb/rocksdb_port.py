@@ -213,8 +213,6 @@ class RocksDatabase:
         try:
             self._database.write(batch)
         except Exception as error:
-            if "No space left" in str(error):
-                raise DiskFull(f"{self._path}: {error}") from error
             raise _error(self._path, error) from error
         try:
             self._sync_log()
@@ -233,9 +231,18 @@ class RocksDatabase:
         """Close it, without the binding's own file. Idempotent."""
         if self._is_open:
             self._is_open = False
-            self._database.close()
+            with contextlib.suppress(Exception):  # It fails after a failed write, and nothing waits for a sync here.
+                self._database.close()
+            self._database = _Closed()  # the binding's object would keep the lock after a failure
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._path, _CONFIGURATION))
+
+
+class _Closed:
+    """In place of a database that was closed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("it is closed")
 
 
 class RocksLock:
@@ -302,6 +309,8 @@ def _damaged(path: str, error: Exception, remedy: str = "") -> CorruptRecord:
 def _error(path: str, error: Exception) -> StorageError:
     """Return what a failed call means: damage, or a failure that says nothing about the content."""
     text = str(error)
+    if "No space left" in text:
+        return DiskFull(f"{path}: {text}")
     if any(sign in text for sign in _SIGNS_OF_DAMAGE):
         return _damaged(path, error)
     return StorageError(f"{path}: {text}")

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from bookies.errors import CorruptRecord, DirectoryInUse, StorageError
+from bookies.errors import CorruptRecord, DirectoryInUse, DiskFull, StorageError
 from bookies.storage.rocksdb.rocksdb_port import RocksDatabase, RocksDatabases
 
 pytest.importorskip("rocksdict")
@@ -150,3 +150,44 @@ def test_renamed_databases_keep_their_content(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "other")
     assert database.get(key(2, 99)) == bytes(8)
     database.close()
+
+
+def test_a_full_disk_and_what_follows_when_it_is_closed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "locations"
+    database = opened(path)
+    database.write([key(1, 1)], [b"a"])
+    real = database._database
+
+    class Full:
+        def write(self, *_: object) -> None:
+            raise Exception("IO error: No space left on device: While appending to file")
+
+        def close(self) -> None:
+            real.close()
+            raise Exception("IO error: Writer has previous error.")
+
+    database._database = Full()
+    with pytest.raises(DiskFull, match="No space left"):
+        database.write([key(1, 2)], [b"b"])
+    database.close()
+    for call in (lambda: database.get(key(1, 1)), lambda: database.last_before(key(1, 1))):
+        with pytest.raises(StorageError, match="it is closed"):
+            call()
+    database = opened(path, may_be_cut=True)
+    assert database.get(key(1, 1)) == b"a"
+    database.close()
+
+
+def test_a_reader_reports_the_version(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "locations"
+    written(path)
+    reader = RocksDatabases().read(str(path))
+    database = opened(path)
+    assert reader.version() == database.version()
+    assert reader.version()[1] == 300
+    reader.close()
+    database.close()
+    (path / "IDENTITY").unlink()
+    reader = RocksDatabases().read(str(path))
+    assert reader.version() == (0, 300)
+    reader.close()
