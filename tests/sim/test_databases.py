@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -151,6 +152,27 @@ def test_a_crash_at_every_call_of_the_start_that_builds_a_database_again(load: A
         victim.crash(LOSSES[number % len(LOSSES)])
         assert victim.live(repaired if name == LOCATIONS else _is_served)
         assert not victim.failures
+
+
+def test_ledgers_that_the_replay_has_written_are_built_again_too(body: Any) -> None:
+    machine = made(index_page_size=64)
+
+    async def early(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 5):
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry) for entry in range(200, 240)})
+
+    async def late(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 5):
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry) for entry in range(4)})
+
+    assert machine.live(early)
+    assert machine.live(late, stops=False)
+    machine.crash(PROCESS_DIES)
+    machine.disk.unlink(LEDGERS)
+    machine.disk.sync_directory(CURRENT)
+    machine.config = dataclasses.replace(machine.config, index_cache_size=1, write_cache_size=1024)
+    assert machine.live(_is_served)
+    assert not machine.failures
 
 
 async def _is_served(store: LedgerStore, promises: Any) -> None:

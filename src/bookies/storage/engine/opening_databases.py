@@ -14,7 +14,6 @@ from bookies.storage.engine.rebuild import ledgers_in_logs
 from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.torn_logs import is_behind
 from bookies.storage.entry_log.log_usage import find_logs
-from bookies.storage.identity.index_kind import LOCATIONS
 from bookies.storage.index.catalog_format import Contents
 from bookies.storage.journal import LogMark
 from bookies.storage.rocksdb.database_files import OpenedDatabases
@@ -66,9 +65,8 @@ def note_uncertain(parts: StorageParts, opened: OpenedDatabases) -> None:
 async def rebuild_lost(parts: StorageParts, opened: OpenedDatabases) -> None:
     """Have ledgers rebuilt whose locations or data were lost. Raises: StorageError, OSError."""
     index = parts.index
-    if LOCATIONS in opened.lost:
-        for ledger_id in list(index.ledger_ids()):
-            await index.mark_uncertain(ledger_id)
+    for ledger_id in list(index.ledger_ids()):  # without `ledgers`, those that the replay has named
+        await index.mark_uncertain(ledger_id)
     if LEDGERS in opened.lost:
         worker, disk = parts.checkpointer.worker, parts.runtime.disk
         for ledger_id in await worker.run(ledgers_in_logs, disk, parts.directories.ledgers):
