@@ -175,6 +175,16 @@ def test_ledgers_that_the_replay_has_written_are_built_again_too(body: Any) -> N
     assert not machine.failures
 
 
+@pytest.mark.parametrize("name", [LOCATIONS, LEDGERS])
+def test_a_marker_without_a_reason_counts(load: Any, name: str) -> None:
+    machine = made()
+    assert machine.live(load)
+    machine.disk.put(name + REBUILD, b"")
+    assert machine.live(repaired if name == LOCATIONS else _is_served)
+    assert not machine.failures
+    assert not machine.disk.exists(name + REBUILD)
+
+
 async def _is_served(store: LedgerStore, promises: Any) -> None:
     assert store.parts is not None
     for ids in promises.acknowledged:

@@ -112,7 +112,8 @@ class OpenDatabases:
         """Return (the database, why it is an empty one)."""
         problem = ""
         if self._disk.exists(path + REBUILD):
-            problem = self._disk.read_bytes(path + REBUILD).decode("utf-8", "replace").strip()
+            reason = self._disk.read_bytes(path + REBUILD).decode("utf-8", "replace").strip()
+            problem = reason or "it was marked as damaged"
         elif not self._databases.exists(path):
             if is_new:
                 return self._database(path), ""
