@@ -22,6 +22,7 @@ from typing import Any
 from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, DiskFull, StorageError
 
 PIECE_COUNT = 10_000  # keys fetched at once
+READ_TRIES = 5  # of a range, while others write or after failures that pass
 _CONFIGURATION = "rocksdict-config.json"  # a file of the binding
 _OWN_FILES = ("LOCK", "LOG", _CONFIGURATION)  # prefixes of files that a reader does not need
 _SIGNS_OF_DAMAGE = ("Corruption", "Input/output error", "No such file")  # in messages of RocksDB
@@ -189,17 +190,22 @@ class RocksDatabase:
         try:
             bounds = self._binding.ReadOptions()
             bounds.set_iterate_upper_bound(stop)
-            pairs = list(islice(self._database.items(from_key=start, read_opt=bounds), count_max))
-            if len(pairs) < count_max:
-                # The iterator also ends silently at damage.
-                cursor = self._database.iter(bounds)
-                cursor.seek(pairs[-1][0] if pairs else start)
-                if pairs and cursor.valid():
-                    cursor.next()
-                cursor.status()
+            for _ in range(READ_TRIES):
+                pairs = list(islice(self._database.items(from_key=start, read_opt=bounds), count_max))
+                if len(pairs) == count_max or self._is_end(bounds, pairs[-1][0] if pairs else None, start):
+                    return [key for key, _ in pairs], [value for _, value in pairs]
         except Exception as error:
             raise _error(self._path, error) from error
-        return [key for key, _ in pairs], [value for _, value in pairs]
+        raise StorageError(f"{self._path}: a range was not read to its end in {READ_TRIES} tries")
+
+    def _is_end(self, bounds: Any, last: bytes | None, start: bytes) -> bool:
+        """Report whether no key follows: iterators end silently at failures. A key may have been written meanwhile."""
+        cursor = self._database.iter(bounds)
+        cursor.seek(start if last is None else last)
+        if last is not None and cursor.valid():
+            cursor.next()
+        cursor.status()
+        return not cursor.valid()
 
     def write(
         self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()

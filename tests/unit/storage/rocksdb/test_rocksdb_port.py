@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 import struct
+from itertools import islice
 
 import pytest
 
@@ -191,3 +192,28 @@ def test_a_reader_reports_the_version(tmp_path: pathlib.Path) -> None:
     reader = RocksDatabases().read(str(path))
     assert reader.version() == (0, 300)
     reader.close()
+
+
+def test_a_range_that_an_iterator_cuts_off_is_read_again(tmp_path: pathlib.Path) -> None:
+    database = opened(tmp_path / "locations")
+    database.write([key(1, entry) for entry in range(4)], [bytes(8)] * 4)
+    real, cut = database._database, [0, 1]
+
+    class Failing:
+        def iter(self, *arguments: object) -> object:
+            return real.iter(*arguments)
+
+        def items(self, **settings: object) -> object:
+            return islice(real.items(**settings), cut.pop(0)) if cut else real.items(**settings)
+
+        def close(self) -> None:
+            real.close()
+
+    database._database = Failing()
+    keys, _ = database.between(key(1, 0), key(2, 0), 10)
+    assert keys == [key(1, entry) for entry in range(4)]
+    cut += [2] * 5
+    with pytest.raises(StorageError, match="not read to its end") as caught:
+        database.between(key(1, 0), key(2, 0), 10)
+    assert not isinstance(caught.value, CorruptRecord)
+    database.close()
