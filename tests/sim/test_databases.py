@@ -307,6 +307,20 @@ def test_a_read_keeps_the_database_open_that_a_full_disk_has_stopped(load: Any, 
     machine.check()
 
 
+def test_a_start_on_a_full_disk_says_what_to_free(load: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+    machine.disk.unlink(LOCATIONS)
+    capacity, machine.disk.capacity = machine.disk.capacity, machine.disk.used()
+    with pytest.raises(
+        DiskFull, match=r"/ledgers0/current: the disk is full, 0 bytes .* free 6\d,\d+,\d+ bytes"
+    ):
+        machine.live(load)
+    assert not machine.disk.open_files
+    machine.disk.capacity = capacity
+    assert machine.live(repaired)
+
+
 def test_index_files_are_not_begun_where_databases_were_lost(load: Any) -> None:
     machine = made()
     assert machine.live(load)
