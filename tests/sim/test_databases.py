@@ -312,9 +312,7 @@ def test_a_start_on_a_full_disk_says_what_to_free(load: Any) -> None:
     assert machine.live(load)
     machine.disk.unlink(LOCATIONS)
     capacity, machine.disk.capacity = machine.disk.capacity, machine.disk.used()
-    with pytest.raises(
-        DiskFull, match=r"/ledgers0/current: the disk is full, 0 bytes .* free 6\d,\d+,\d+ bytes"
-    ):
+    with pytest.raises(DiskFull, match=r"/ledgers0/current: the disk is full, 0 bytes .* free 6\d,\d+,\d+ bytes"):
         machine.live(load)
     assert not machine.disk.open_files
     machine.disk.capacity = capacity
