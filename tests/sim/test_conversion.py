@@ -377,6 +377,18 @@ def test_what_is_refused() -> None:
     with pytest.raises(StorageError, match="the database is missing"):
         run(disk, ToIndexFiles)
     disk = apache_bookie()
+    disk.put("a/current/locations.rebuild", b"it is missing\n")
+    disk.put("a/current/locations", pack({}))
+    with pytest.raises(StorageError, match=r"locations: .* not rebuilt yet\. .* Start the bookie once"):
+        run(disk, ToIndexFiles)
+    older, other = "locations: it ends at change 1 of 9", "ledgers: it is another"
+    for versions, problem in (((0, 9, 0, 1), older), ((0, 1, 7, 1), other)):
+        disk = apache_bookie()
+        catalog = catalog_format.Contents(64, {}, versions=versions)
+        disk.put("a/current/index.catalog", b"".join(catalog_format.pack(catalog)))
+        with pytest.raises(StorageError, match=problem):
+            run(disk, ToIndexFiles)
+    disk = apache_bookie()
     disk.put("a/current/0/2/2.idx", b"x")
     with pytest.raises(StorageError, match="it is unknown which"):
         run(disk, ToIndexFiles)
@@ -392,6 +404,11 @@ def test_what_is_refused() -> None:
     disk.put("a/current/DIRTY", b"")
     with pytest.raises(StorageError, match="was not shut down cleanly"):
         run(disk, ToRocks)
+    for name in ("locations.rebuild", "ledgers"):
+        disk = SimDisk(Random(1))
+        disk.make_directories(f"a/current/{name}")
+        with pytest.raises(StorageError, match=r"ledger_index = files\. Nothing was changed"):
+            check_kind(disk, ["a/current"], is_rocksdb=False)
     config = BookieConfig(journal_directories=("j",), ledger_directories=("a", "b"), index_directories=("i",))
     with pytest.raises(StorageError, match="pairs"):
         ToIndexFiles(disk, SimDatabases(disk), config, lambda *_: None).open()

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
-from bookies.errors import CorruptRecord, DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
+from bookies.errors import (
+    CorruptRecord,
+    DataUnknown,
+    DirectoryInUse,
+    DiskFull,
+    LedgerUnknownToBookie,
+    ReadFailed,
+    StorageError,
+)
 from bookies.lab.sim.world.databases import pack, parse
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.identity import lost_directories
+from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
-from bookies.storage.rocksdb.database_files import DAMAGED, REBUILD, WIDE
+from bookies.storage.rocksdb.database_files import DAMAGED, WIDE
 from bookies.storage.store import LedgerStore
 
 from .conftest import KEY, Machine
@@ -144,6 +154,37 @@ def test_a_crash_at_every_call_of_the_start_that_builds_a_database_again(load: A
         assert not victim.failures
 
 
+def test_ledgers_that_the_replay_has_written_are_built_again_too(body: Any) -> None:
+    machine = made(index_page_size=64)
+
+    async def early(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 5):
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry) for entry in range(200, 240)})
+
+    async def late(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 5):
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry) for entry in range(4)})
+
+    assert machine.live(early)
+    assert machine.live(late, stops=False)
+    machine.crash(PROCESS_DIES)
+    machine.disk.unlink(LEDGERS)
+    machine.disk.sync_directory(CURRENT)
+    machine.config = dataclasses.replace(machine.config, index_cache_size=1, write_cache_size=1024)
+    assert machine.live(_is_served)
+    assert not machine.failures
+
+
+@pytest.mark.parametrize("name", [LOCATIONS, LEDGERS])
+def test_a_marker_without_a_reason_counts(load: Any, name: str) -> None:
+    machine = made()
+    assert machine.live(load)
+    machine.disk.put(name + REBUILD, b"")
+    assert machine.live(repaired if name == LOCATIONS else _is_served)
+    assert not machine.failures
+    assert not machine.disk.exists(name + REBUILD)
+
+
 async def _is_served(store: LedgerStore, promises: Any) -> None:
     assert store.parts is not None
     for ids in promises.acknowledged:
@@ -222,6 +263,73 @@ def test_a_full_disk_is_tried_again(load: Any, body: Any, name: str, is_partial:
     assert not machine.failures
     machine.crash(NOTHING_SURVIVES)
     machine.check()
+
+
+def test_a_read_keeps_the_database_open_that_a_full_disk_has_stopped(load: Any, body: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 5, {0: body(5, 0)})
+        machine.disk.fail("pwrite", LOCATIONS, lambda: DiskFull("no space left on device"))
+        with pytest.raises(DiskFull):
+            await store.checkpoint()
+        assert store.parts is not None
+        assert store.parts.databases is not None
+        databases: Any = store.parts.databases
+        open_again = databases._database
+
+        def refuse(*_: object, **__: object) -> None:
+            raise DirectoryInUse("lock hold by current process")
+
+        databases._database = refuse
+        with pytest.raises(DiskFull, match="a read that has not ended"):
+            await store.checkpoint()
+        with pytest.raises(ReadFailed, match="is closed"):
+            await store.read(1, 3)
+        databases._database = open_again
+        await store.checkpoint()
+        machine.disk.faults.clear()
+        machine.disk.fail("pwrite", LOCATIONS, lambda: DiskFull("no space left on device"))
+        await promises.add(store, 5, {1: body(5, 1)})
+        with pytest.raises(DiskFull):
+            await store.checkpoint()
+        capacity, machine.disk.capacity = machine.disk.capacity, machine.disk.used() + (1 << 20)
+        with pytest.raises(DiskFull, match="are needed to continue its writes"):
+            await store.checkpoint()
+        assert await store.read(1, 3) == promises.acknowledged[1, 3]
+        machine.disk.capacity = capacity
+        await store.checkpoint()
+        await promises.check(store)
+
+    assert machine.live(script)
+    assert not machine.failures
+    machine.check()
+
+
+def test_a_start_on_a_full_disk_says_what_to_free(load: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+    machine.disk.unlink(LOCATIONS)
+    capacity, machine.disk.capacity = machine.disk.capacity, machine.disk.used()
+    with pytest.raises(DiskFull, match=r"/ledgers0/current: the disk is full, 0 bytes .* free 6\d,\d+,\d+ bytes"):
+        machine.live(load)
+    assert not machine.disk.open_files
+    machine.disk.capacity = capacity
+    assert machine.live(repaired)
+
+
+def test_index_files_are_not_begun_where_databases_were_lost(load: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+    for name in (LOCATIONS, LEDGERS):
+        machine.disk.unlink(name)
+    other = Machine()
+    other.disk = machine.disk
+    with pytest.raises(StorageError, match="which are missing, and ledger_index = files"):
+        other.live(load)
+    assert not machine.disk.open_files
+    assert machine.live(_is_served)
 
 
 def test_a_collected_ledger_leaves_no_key(load: Any) -> None:

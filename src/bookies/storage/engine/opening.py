@@ -45,7 +45,7 @@ from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
 from bookies.storage.journal.journal_trailer import SIZE_MAX, find_group
 from bookies.storage.journal.log_marks import find_marks
-from bookies.storage.rocksdb.database_files import OpenedDatabases
+from bookies.storage.rocksdb.database_files import REOPEN_ROOM, OpenedDatabases
 
 ROOM_MIN = 1 << 20  # bytes required in addition to the entries: headers, pages, names
 
@@ -56,8 +56,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     The message of DiskFull names the remedy.
     """
     runtime, config = parts.runtime, parts.config
-    directories, checkpointer = parts.directories, parts.checkpointer
-    worker = checkpointer.worker
+    directories, checkpointer, worker = parts.directories, parts.checkpointer, parts.checkpointer.worker
     await worker.run(directories.acquire)
     await worker.run(partial(check_kind, runtime.disk, directories.indexes, is_rocksdb=parts.databases is not None))
     await worker.run(check_places, runtime.disk, directories.journals)
@@ -67,7 +66,8 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     await worker.run(cut_lost, runtime.disk, [path for path in directories.ledgers if path in note.failed], note.lost)
     catalog = await worker.run(parts.index.catalog_writer.file.load, returned)
     found_marks = await worker.run(checkpointer.mark_files.read)
-    opened = await open_databases(parts, catalog, found_marks, events)
+    async with _explain_disk_full(parts, directories.indexes, REOPEN_ROOM, discards=False):
+        opened = await open_databases(parts, catalog, found_marks, events)
     paths = await _remaining_paths(parts, opened, returned, events)
     lost, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
     if returned:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
+from bookies.errors import StorageError
 from bookies.runtime.events import Events
 from bookies.storage.engine.rebuild import ledgers_in_logs
 from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.torn_logs import is_behind
 from bookies.storage.entry_log.log_usage import find_logs
-from bookies.storage.identity.index_kind import LOCATIONS
 from bookies.storage.index.catalog_format import Contents
 from bookies.storage.journal import LogMark
 from bookies.storage.rocksdb.database_files import OpenedDatabases
@@ -25,6 +25,12 @@ async def open_databases(
 ) -> OpenedDatabases:
     """Open the databases of the index; without any return an empty result. Raises: StorageError, OSError."""
     if parts.databases is None:
+        if catalog is not None and catalog.versions:
+            raise StorageError(
+                f"{parts.directories.indexes[0]}: the index was in RocksDB databases, which are missing, and "
+                "ledger_index = files. Restore them, or set ledger_index = rocksdb: the start rebuilds the index from "
+                "the entry logs"
+            )
         return OpenedDatabases()
     opened = await parts.checkpointer.worker.run(_open, parts, catalog, marks)
     for name, problem in opened.lost.items():
@@ -59,9 +65,8 @@ def note_uncertain(parts: StorageParts, opened: OpenedDatabases) -> None:
 async def rebuild_lost(parts: StorageParts, opened: OpenedDatabases) -> None:
     """Have ledgers rebuilt whose locations or data were lost. Raises: StorageError, OSError."""
     index = parts.index
-    if LOCATIONS in opened.lost:
-        for ledger_id in list(index.ledger_ids()):
-            await index.mark_uncertain(ledger_id)
+    for ledger_id in list(index.ledger_ids()):  # without `ledgers`, those that the replay has named
+        await index.mark_uncertain(ledger_id)
     if LEDGERS in opened.lost:
         worker, disk = parts.checkpointer.worker, parts.runtime.disk
         for ledger_id in await worker.run(ledgers_in_logs, disk, parts.directories.ledgers):

@@ -10,6 +10,14 @@ from bookies.runtime.ports import Disk
 
 RECORD = "CONVERSION"  # a file in the first index directory's `current` while a conversion is in progress
 LOCATIONS = "locations"  # a database in each index directory's `current` if the index is in RocksDB
+DATABASES = (LOCATIONS, "ledgers")
+REBUILD = ".rebuild"  # a file beside a database of this name: what the database had must be rebuilt
+
+
+def has_databases(disk: Disk, directory: str) -> bool:
+    """Report whether the index in this `current` is in RocksDB, even if one of its databases was lost."""
+    paths = [posixpath.join(directory, name) for name in DATABASES]
+    return any(disk.is_directory(path) or disk.exists(path + REBUILD) for path in paths)
 
 
 def check_kind(disk: Disk, directories: Sequence[str], *, is_rocksdb: bool) -> None:
@@ -29,7 +37,7 @@ def check_kind(disk: Disk, directories: Sequence[str], *, is_rocksdb: bool) -> N
                 f"{directory}: the index is in index files ({path}), and ledger_index = rocksdb. Nothing was changed. "
                 f"Serve it as it is: ledger_index = files; or convert it: bk bookie convert {whole} --to rocksdb"
             )
-        if not is_rocksdb and disk.is_directory(posixpath.join(directory, LOCATIONS)):
+        if not is_rocksdb and has_databases(disk, directory):
             raise StorageError(
                 f"{directory}: the index is in RocksDB databases (Apache's DbLedgerStorage, as Pulsar runs it), and "
                 "ledger_index = files. Nothing was changed. Serve it as it is: ledger_index = rocksdb; or convert it: "

@@ -19,7 +19,7 @@ from bookies.configuration import configured
 from bookies.errors import CorruptRecord, StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.identity import Cookie, cookie
-from bookies.storage.identity.index_kind import LOCATIONS
+from bookies.storage.identity.index_kind import has_databases
 from bookies.storage.index import catalog_format
 from bookies.storage.offline.inspection import current_of
 
@@ -53,8 +53,8 @@ class Offline(Struct):
 def bookie_at(disk: Disk, path: str) -> Offline:
     """Return the bookie that has `path` as one of its directories. Reads only. Raises: OSError."""
     bookie = _bookie_at(disk, path)
-    databases = [posixpath.join(directory, cookie.CURRENT, LOCATIONS) for directory in bookie.indexes]
-    bookie.has_databases = any(map(disk.is_directory, databases))
+    currents = [posixpath.join(directory, cookie.CURRENT) for directory in bookie.indexes]
+    bookie.has_databases = any(has_databases(disk, directory) for directory in currents)
     return bookie
 
 

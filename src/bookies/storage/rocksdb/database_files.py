@@ -16,6 +16,7 @@ Blocks. Source: storage 6.3 to 6.6, 10.2.
 
 from __future__ import annotations
 
+import errno
 import posixpath
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +25,10 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from bookies.errors import CorruptRecord, DiskFull, StorageError
+from bookies.errors import CorruptRecord, DirectoryInUse, DiskFull, StorageError
 from bookies.runtime.ports import Buffer, Disk
 from bookies.storage.disks.durable_files import SyncFailed, replace_bytes, unlink_all
-from bookies.storage.identity.index_kind import LOCATIONS
+from bookies.storage.identity.index_kind import LOCATIONS, REBUILD
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex
 from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
@@ -37,9 +38,9 @@ from bookies.storage.rocksdb.rocksdb_format import LEDGERS, Database, Databases
 
 T = TypeVar("T")
 
-REBUILD = ".rebuild"  # a file beside a database of this name: what the database had must be rebuilt
 DAMAGED = ".damaged"  # of a database that was replaced
 WRITE_LEDGERS_MAX = 4096  # ledgers of one batch
+REOPEN_ROOM = 64 << 20  # free bytes: RocksDB may write as much before it serves, and without them reads would fail
 WIDE = bytes(8)  # the end of keys of 16 bytes in `ledgers` (Q-10)
 LIMBO_TAG = b"\x28"  # of the field `limbo` in a ledger's data
 
@@ -111,7 +112,8 @@ class OpenDatabases:
         """Return (the database, why it is an empty one)."""
         problem = ""
         if self._disk.exists(path + REBUILD):
-            problem = self._disk.read_bytes(path + REBUILD).decode("utf-8", "replace").strip()
+            reason = self._disk.read_bytes(path + REBUILD).decode("utf-8", "replace").strip()
+            problem = reason or "it was marked as damaged"
         elif not self._databases.exists(path):
             if is_new:
                 return self._database(path), ""
@@ -119,12 +121,10 @@ class OpenDatabases:
         else:
             try:
                 database = self._database(path, may_be_cut=may_be_cut)
-                identity, changes = database.version()
-                if not noted or (identity == noted[0] and changes >= noted[1]):
+                problem = rocksdb_format.version_problem(database.version(), noted)
+                if not problem:
                     return database, ""
                 database.close()
-                is_same = identity == noted[0]
-                problem = f"it ends at change {changes:,} of {noted[1]:,}" if is_same else "it is another database"
             except CorruptRecord as error:
                 problem = str(error)
         return self._replaced(path, problem), problem
@@ -189,8 +189,8 @@ class OpenDatabases:
         unlink_all(self._disk, [path + REBUILD for path in self._paths if self._disk.exists(path + REBUILD)])
 
     def versions(self) -> tuple[int, ...]:
-        """Return the versions of both databases."""
-        return tuple(number for database in self._open for number in database.version())
+        """Return the versions of both databases after their last durable writes."""
+        return tuple(number for version in self._written for number in version)
 
     def checked(self, call: Callable[..., T], *arguments: object) -> T:
         """Return the call's result. Raises IndexDamaged in place of CorruptRecord; then the next start rebuilds."""
@@ -198,6 +198,15 @@ class OpenDatabases:
             return call(*arguments)
         except CorruptRecord as error:
             raise self.damaged(error) from error
+
+    def read(self, call: Callable[..., T], *arguments: object) -> T:
+        """Return the call's result. Raises: IndexDamaged; OSError for a failure that another try may not have."""
+        try:
+            return self.checked(call, *arguments)
+        except IndexDamaged:
+            raise
+        except StorageError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def damaged(self, error: CorruptRecord) -> IndexDamaged:
         """Have the next start rebuild the database. Return the error to raise."""
@@ -241,8 +250,13 @@ class OpenDatabases:
     def _reopen(self, number: int) -> None:
         """Open a database again that a full disk has stopped. A read meanwhile fails. Raises StorageError."""
         path = self._paths[number]
+        if (free := self._disk.usage(self.directory)[1]) < REOPEN_ROOM:
+            raise DiskFull(f"{path}: {free:,} bytes are free, and {REOPEN_ROOM:,} are needed to continue its writes")
         self._open[number].close()
-        self._open[number] = self.checked(partial(self._database, path, may_be_cut=True))
+        try:
+            self._open[number] = self.checked(partial(self._database, path, may_be_cut=True))
+        except DirectoryInUse as error:
+            raise DiskFull(f"{path}: a read that has not ended keeps it open; it is tried again") from error
         self.locations, self.ledgers = self._open
         if self._open[number].version() < self._written[number]:
             raise self.damaged(CorruptRecord("the last writes are missing", path=path, offset=0))
@@ -279,9 +293,9 @@ class DatabaseFiles(IndexFiles):
 
     # -- reading -------------------------------------------------------------------------------------------------
     def load(self, path: str) -> LoadedIndex:
-        """Return header and extent. Raises: FileNotFoundError; IndexDamaged."""
+        """Return header and extent. Raises: FileNotFoundError, OSError; IndexDamaged."""
         shared, ledger_id = self._shared, _ledger_of(path)
-        value = shared.checked(shared.ledgers.get, rocksdb_format.pack_key(ledger_id))
+        value = shared.read(shared.ledgers.get, rocksdb_format.pack_key(ledger_id))
         if value is None:
             raise FileNotFoundError(path)
         header, problem = None, None
@@ -289,7 +303,7 @@ class DatabaseFiles(IndexFiles):
             header = rocksdb_format.parse_ledger_data(value, path, ledger_id)
         except CorruptRecord as error:
             problem = error
-        last = shared.checked(shared.locations.last_before, _key(ledger_id, rocksdb_format.ID_MAX))
+        last = shared.read(shared.locations.last_before, _key(ledger_id, rocksdb_format.ID_MAX))
         last_id = -1 if last is None else _entry_id(last[0], ledger_id)
         if last_id < 0:
             return LoadedIndex(header, layout.HEADER_SIZE, problem=problem)
@@ -298,10 +312,10 @@ class DatabaseFiles(IndexFiles):
         return LoadedIndex(header, size, last_id, page, self.read_page(path, page), problem)
 
     def read_page(self, path: str, page: int) -> bytes:
-        """Return a page up to its last slot that is set. Raises IndexDamaged."""
+        """Return a page up to its last slot that is set. Raises: OSError; IndexDamaged."""
         ledger_id, first = _ledger_of(path), page * self._per_page
         start, stop = _key(ledger_id, first), _key(ledger_id, first + self._per_page)
-        keys, values = self._shared.checked(self._shared.locations.between, start, stop, self._per_page)
+        keys, values = self._shared.read(self._shared.locations.between, start, stop, self._per_page)
         if not keys:
             return b""
         wrong = next((value for value in values if len(value) != SLOT_SIZE), None)
@@ -318,7 +332,7 @@ class DatabaseFiles(IndexFiles):
         return bytes(data)
 
     def slots(self, path: str, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield (page, its data, True) of all pages. Raises IndexDamaged."""
+        """Yield (page, its data, True) of all pages. Raises: OSError; IndexDamaged."""
         page = -1
         while (page := self._next_page(path, page + 1)) != sys.maxsize:
             yield page, self.read_page(path, page), True
@@ -328,7 +342,7 @@ class DatabaseFiles(IndexFiles):
             return sys.maxsize
         ledger_id = _ledger_of(path)
         start, stop = _key(ledger_id, page * self._per_page), _key(ledger_id, rocksdb_format.ID_MAX)
-        keys, _ = self._shared.checked(self._shared.locations.between, start, stop, 1)
+        keys, _ = self._shared.read(self._shared.locations.between, start, stop, 1)
         return _entry_id(keys[0], ledger_id) // self._per_page if keys else sys.maxsize
 
     # -- writing -------------------------------------------------------------------------------------------------

@@ -65,6 +65,9 @@ class Lookup(Protocol):
 class Reader(Lookup, Protocol):
     """A database opened for reading. All calls raise CorruptRecord for damage. Reading does not change the database."""
 
+    def version(self) -> tuple[int, int]:
+        """Return (a number that identifies the database, its changes so far)."""
+
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys, in batches."""
 
@@ -139,7 +142,7 @@ class Databases(Protocol):
         `may_be_cut`: the write-ahead log ends at the first damaged batch, which a power failure has torn. Otherwise
         such a batch is damage, unless the log ends within it.
 
-        Raises: DirectoryInUse, CorruptRecord, StorageError; ConfigError when no binding is installed.
+        Raises: DirectoryInUse, CorruptRecord, DiskFull, StorageError; ConfigError when no binding is installed.
         """
 
     def rename(self, path: str, target: str) -> None:
@@ -155,6 +158,16 @@ class Run(Struct, frozen=True):
     ledger_id: int
     entry_ids: range
     slots: bytes
+
+
+def version_problem(version: tuple[int, int], noted: Sequence[int]) -> str:
+    """Return why a database cannot be the one whose version was `noted`; empty if it can, or without a note."""
+    if not noted:
+        return ""
+    (identity, changes), (noted_identity, noted_changes) = version, noted
+    if identity != noted_identity:
+        return "it is another database"
+    return f"it ends at change {changes:,} of {noted_changes:,}" if changes < noted_changes else ""
 
 
 def directory_of(ledger_id: int, count: int) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, DiskFull, StorageError
 
 PIECE_COUNT = 10_000  # keys fetched at once
+READ_TRIES = 5  # of a range, while others write or after failures that pass
 _CONFIGURATION = "rocksdict-config.json"  # a file of the binding
 _OWN_FILES = ("LOCK", "LOG", _CONFIGURATION)  # prefixes of files that a reader does not need
 _SIGNS_OF_DAMAGE = ("Corruption", "Input/output error", "No such file")  # in messages of RocksDB
@@ -69,6 +70,10 @@ class RocksReader:
             self._links.cleanup()
             remedy = "; if its bookie was killed, start it and shut it down cleanly first" if is_exact else ""
             raise _damaged(path, error, remedy) from error
+        self._identity = _identity_of(path)
+
+    def version(self) -> tuple[int, int]:
+        return self._identity, int(self._database.latest_sequence_number())
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys. Raises CorruptRecord."""
@@ -153,8 +158,7 @@ class RocksDatabase:
                 raise DirectoryInUse(f"{path} is in use by another process: {error}") from error
             raise _error(path, error) from error
         self._is_open = True
-        with open(os.path.join(path, "IDENTITY"), "rb") as file:
-            self._identity = zlib.crc32(file.read())
+        self._identity = _identity_of(path)
         _sync_directory(path)
         _sync_directory(os.path.dirname(path) or ".")
 
@@ -186,17 +190,22 @@ class RocksDatabase:
         try:
             bounds = self._binding.ReadOptions()
             bounds.set_iterate_upper_bound(stop)
-            pairs = list(islice(self._database.items(from_key=start, read_opt=bounds), count_max))
-            if len(pairs) < count_max:
-                # The iterator also ends silently at damage.
-                cursor = self._database.iter(bounds)
-                cursor.seek(pairs[-1][0] if pairs else start)
-                if pairs and cursor.valid():
-                    cursor.next()
-                cursor.status()
+            for _ in range(READ_TRIES):
+                pairs = list(islice(self._database.items(from_key=start, read_opt=bounds), count_max))
+                if len(pairs) == count_max or self._is_end(bounds, pairs[-1][0] if pairs else None, start):
+                    return [key for key, _ in pairs], [value for _, value in pairs]
         except Exception as error:
             raise _error(self._path, error) from error
-        return [key for key, _ in pairs], [value for _, value in pairs]
+        raise StorageError(f"{self._path}: a range was not read to its end in {READ_TRIES} tries")
+
+    def _is_end(self, bounds: Any, last: bytes | None, start: bytes) -> bool:
+        """Report whether no key follows: iterators end silently at failures. A key may have been written meanwhile."""
+        cursor = self._database.iter(bounds)
+        cursor.seek(start if last is None else last)
+        if last is not None and cursor.valid():
+            cursor.next()
+        cursor.status()
+        return not cursor.valid()
 
     def write(
         self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
@@ -210,8 +219,6 @@ class RocksDatabase:
         try:
             self._database.write(batch)
         except Exception as error:
-            if "No space left" in str(error):
-                raise DiskFull(f"{self._path}: {error}") from error
             raise _error(self._path, error) from error
         try:
             self._sync_log()
@@ -230,9 +237,18 @@ class RocksDatabase:
         """Close it, without the binding's own file. Idempotent."""
         if self._is_open:
             self._is_open = False
-            self._database.close()
+            with contextlib.suppress(Exception):  # It fails after a failed write, and nothing waits for a sync here.
+                self._database.close()
+            self._database = _Closed()  # the binding's object would keep the lock after a failure
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._path, _CONFIGURATION))
+
+
+class _Closed:
+    """In place of a database that was closed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("it is closed")
 
 
 class RocksLock:
@@ -285,6 +301,13 @@ class RocksDatabases:
             _sync_directory(os.path.dirname(path) or ".")
 
 
+def _identity_of(path: str) -> int:
+    """Return a number that identifies the database; 0 if a copy lacks its identity."""
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(path, "IDENTITY"), "rb") as file:
+        return zlib.crc32(file.read())
+    return 0
+
+
 def _damaged(path: str, error: Exception, remedy: str = "") -> CorruptRecord:
     return CorruptRecord(f"the RocksDB database cannot be read: {error}{remedy}", path=path, offset=0)
 
@@ -292,6 +315,8 @@ def _damaged(path: str, error: Exception, remedy: str = "") -> CorruptRecord:
 def _error(path: str, error: Exception) -> StorageError:
     """Return what a failed call means: damage, or a failure that says nothing about the content."""
     text = str(error)
+    if "No space left" in text:
+        return DiskFull(f"{path}: {text}")
     if any(sign in text for sign in _SIGNS_OF_DAMAGE):
         return _damaged(path, error)
     return StorageError(f"{path}: {text}")

@@ -20,6 +20,7 @@ from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import replace_bytes, sync_directory, unlink_all
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, file_name, parse_last_id
 from bookies.storage.entry_log.log_usage import find_logs
+from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index import catalog_format, index_format
 from bookies.storage.index.catalog_format import Contents, Known
 from bookies.storage.index.index_files import IndexFiles, IndexWrite
@@ -35,7 +36,7 @@ from bookies.storage.rocksdb.conversion_check import (
     is_same_file,
     runs_of_file,
 )
-from bookies.storage.rocksdb.rocksdb_format import Databases, Run
+from bookies.storage.rocksdb.rocksdb_format import Databases, Reader, Run
 
 WRITE_FILES_MAX = 64  # index files written by one call
 WRITE_SIZE_MAX = 2 << 20  # bytes, likewise
@@ -59,6 +60,11 @@ class ToIndexFiles(Conversion):
             raise StorageError(f"{self._indexes[0]} holds no RocksDB databases: there is nothing to convert")
         if missing:
             raise StorageError(f"{missing[0]}: the database is missing. No file was changed. Restore it first")
+        if marked := [path for path in expected if self._disk.exists(path + REBUILD)]:
+            raise StorageError(
+                f"{marked[0]}: the database has lost entries, and they are not rebuilt yet. No file was changed. Start "
+                "the bookie once with ledger_index = rocksdb, which rebuilds them from the entry logs"
+            )
         self._check_nothing_aside()
         for directory in self._indexes:
             if names := [name for name in self._index_names(directory) if self._counts(directory, name)]:
@@ -102,7 +108,7 @@ class ToIndexFiles(Conversion):
 
     def _read_ledgers(self, directory: str, number: int, survey: Survey) -> None:
         path = rocksdb_format.paths_in(directory)[1]
-        reader = self._databases.read(path, is_exact=self._directories.was_clean)
+        reader = self._read(path)
         try:
             headers = rocksdb_format.ledgers_of(reader, path)
             if rocksdb_format.needs_integrity_check(reader):
@@ -122,11 +128,27 @@ class ToIndexFiles(Conversion):
 
     def _runs(self, directory: str) -> Iterator[Run]:
         path = rocksdb_format.paths_in(directory)[0]
-        reader = self._databases.read(path, is_exact=self._directories.was_clean)
+        reader = self._read(path)
         try:
             yield from rocksdb_format.runs_of(reader, path)
         finally:
             reader.close()
+
+    def _read(self, path: str) -> Reader:
+        """Open a database that is no older than the catalog says. Raises: CorruptRecord, StorageError."""
+        reader = self._databases.read(path, is_exact=self._directories.was_clean)
+        versions: tuple[int, ...] = ()
+        catalog = posixpath.join(posixpath.dirname(path), catalog_format.FILE_NAME)
+        if self._disk.exists(catalog):
+            versions = catalog_format.parse(self._disk.read_bytes(catalog), self._page_size).versions
+        number = 2 * (posixpath.basename(path) == rocksdb_format.LEDGERS)
+        if problem := rocksdb_format.version_problem(reader.version(), versions[number : number + 2]):
+            reader.close()
+            raise StorageError(
+                f"{path}: {problem}. No file was changed. Restore the right one, or start the bookie once with "
+                "ledger_index = rocksdb, which rebuilds what is lost from the entry logs"
+            )
+        return reader
 
     def _checked(
         self, runs: Iterable[Run], check: RecordCheck, survey: Survey, renamed: dict[bytes, bytes]

@@ -10,11 +10,12 @@ import pytest
 
 from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.disk import SimDisk
+from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import IndexDamaged, IndexWrite
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
-from bookies.storage.rocksdb.database_files import REBUILD, DatabaseFiles, OpenDatabases, path_of
+from bookies.storage.rocksdb.database_files import DatabaseFiles, OpenDatabases, path_of
 
 PAGE = 64  # eight slots
 KEY = b"k" * 20

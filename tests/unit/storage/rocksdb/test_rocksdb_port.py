@@ -5,10 +5,11 @@ from __future__ import annotations
 import pathlib
 import shutil
 import struct
+from itertools import islice
 
 import pytest
 
-from bookies.errors import CorruptRecord, DirectoryInUse, StorageError
+from bookies.errors import CorruptRecord, DirectoryInUse, DiskFull, StorageError
 from bookies.storage.rocksdb.rocksdb_port import RocksDatabase, RocksDatabases
 
 pytest.importorskip("rocksdict")
@@ -149,4 +150,70 @@ def test_renamed_databases_keep_their_content(tmp_path: pathlib.Path) -> None:
     assert not databases.exists(str(tmp_path / "locations"))
     database = opened(tmp_path / "other")
     assert database.get(key(2, 99)) == bytes(8)
+    database.close()
+
+
+def test_a_full_disk_and_what_follows_when_it_is_closed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "locations"
+    database = opened(path)
+    database.write([key(1, 1)], [b"a"])
+    real = database._database
+
+    class Full:
+        def write(self, *_: object) -> None:
+            raise Exception("IO error: No space left on device: While appending to file")
+
+        def close(self) -> None:
+            real.close()
+            raise Exception("IO error: Writer has previous error.")
+
+    database._database = Full()
+    with pytest.raises(DiskFull, match="No space left"):
+        database.write([key(1, 2)], [b"b"])
+    database.close()
+    for call in (lambda: database.get(key(1, 1)), lambda: database.last_before(key(1, 1))):
+        with pytest.raises(StorageError, match="it is closed"):
+            call()
+    database = opened(path, may_be_cut=True)
+    assert database.get(key(1, 1)) == b"a"
+    database.close()
+
+
+def test_a_reader_reports_the_version(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "locations"
+    written(path)
+    reader = RocksDatabases().read(str(path))
+    database = opened(path)
+    assert reader.version() == database.version()
+    assert reader.version()[1] == 300
+    reader.close()
+    database.close()
+    (path / "IDENTITY").unlink()
+    reader = RocksDatabases().read(str(path))
+    assert reader.version() == (0, 300)
+    reader.close()
+
+
+def test_a_range_that_an_iterator_cuts_off_is_read_again(tmp_path: pathlib.Path) -> None:
+    database = opened(tmp_path / "locations")
+    database.write([key(1, entry) for entry in range(4)], [bytes(8)] * 4)
+    real, cut = database._database, [0, 1]
+
+    class Failing:
+        def iter(self, *arguments: object) -> object:
+            return real.iter(*arguments)
+
+        def items(self, **settings: object) -> object:
+            return islice(real.items(**settings), cut.pop(0)) if cut else real.items(**settings)
+
+        def close(self) -> None:
+            real.close()
+
+    database._database = Failing()
+    keys, _ = database.between(key(1, 0), key(2, 0), 10)
+    assert keys == [key(1, entry) for entry in range(4)]
+    cut += [2] * 5
+    with pytest.raises(StorageError, match="not read to its end") as caught:
+        database.between(key(1, 0), key(2, 0), 10)
+    assert not isinstance(caught.value, CorruptRecord)
     database.close()

@@ -22,9 +22,15 @@ MAGIC = b"FAKE"
 class SimReader:
     """One database, opened for reading."""
 
-    def __init__(self, pairs: dict[bytes, bytes]) -> None:
+    def __init__(self, pairs: dict[bytes, bytes], identity: int, version: int) -> None:
         self._pairs = pairs
+        self._identity = identity
+        self._version = version
         self._keys = sorted(pairs)
+
+    def version(self) -> tuple[int, int]:
+        """Return (its identity, the number of batches so far)."""
+        return self._identity, self._version
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield all (keys, values) as one batch."""
@@ -70,17 +76,13 @@ class SimDatabase(SimReader):
         self._path = path
         if not disk.exists(path):
             disk.replace_bytes(path, pack({}, disk.random.getrandbits(32)))
-        pairs, self._version, self._end = _read(disk.read_bytes(path), path, may_be_cut=may_be_cut)
-        super().__init__(pairs)
-        self._identity = int(disk.read_bytes(path)[len(MAGIC) : len(MAGIC) + 8], 16)
+        data = disk.read_bytes(path)
+        pairs, version, self._end = _read(data, path, may_be_cut=may_be_cut)
+        super().__init__(pairs, _identity_of(data), version)
         self._file = disk.open(path, "r+")
         self._file.truncate(self._end)
         self._is_open = True
         self._is_refusing = False  # since a full disk has stopped it
-
-    def version(self) -> tuple[int, int]:
-        """Return (its identity, the number of batches so far)."""
-        return self._identity, self._version
 
     def _check(self) -> None:
         if not self._is_open:
@@ -155,7 +157,9 @@ class SimDatabases:
 
     def read(self, path: str, *, is_exact: bool = False) -> SimReader:
         """Open a database for reading. Raises CorruptRecord."""
-        return SimReader(_read(self._disk.read_bytes(path), path)[0])
+        data = self._disk.read_bytes(path)
+        pairs, version, _ = _read(data, path)
+        return SimReader(pairs, _identity_of(data), version)
 
     def create(self, path: str, *, is_large: bool) -> SimWriter:
         """Begin a new database."""
@@ -186,6 +190,10 @@ class SimDatabases:
 def pack(pairs: dict[bytes, bytes], identity: int = 0) -> bytes:
     """Return the file of a database with these pairs."""
     return MAGIC + b"%08x\n" % identity + (_line(pairs, ()) if pairs else b"")
+
+
+def _identity_of(data: bytes) -> int:
+    return int(data[len(MAGIC) : len(MAGIC) + 8], 16)
 
 
 def parse(data: bytes) -> dict[bytes, bytes]:
