@@ -105,7 +105,11 @@ class BalancePlan(Struct, frozen=True):
 
 
 def obstacle_of(
-    is_enabled: bool, missing: Collection[BookieId], marked: Sequence[int], announced: Mapping[BookieId, str]
+    is_enabled: bool,
+    missing: Collection[BookieId],
+    marked: Sequence[int],
+    announced: Mapping[BookieId, str],
+    owing: Collection[BookieId] = (),
 ) -> str | None:
     """Return why an automatic balance moves nothing; None: it may.
 
@@ -113,6 +117,7 @@ def obstacle_of(
     missing: bookies that ledgers name and that are not registered.
     marked: some of the ledgers that auto-recovery has to repair.
     announced: why operators do not want data moved, by bookie.
+    owing: bookies that have lost entries, and have not fetched them.
     """
     if not is_enabled:
         return "auto-recovery is disabled; `bk recovery enable` allows it"
@@ -120,6 +125,9 @@ def obstacle_of(
         return f"ledgers lack replicas: {', '.join(sorted(missing)[:3])} not registered"
     if marked:
         return f"ledger {marked[0]} is marked for a repair; `bk recovery why {marked[0]}` shows it"
+    if owing:
+        bookie = min(owing)
+        return f"ledgers lack replicas: {bookie} has lost entries; `bk bookie owed --bookie {bookie}` shows how many"
     return next((f"{bookie}: {why}" for bookie, why in announced.items()), None)
 
 
