@@ -9,6 +9,7 @@ from tests.sim.recovery_world import World, run
 from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.balance import BalancePlan
+from bookies.protocol.repair.owed import OwedTotals
 from bookies.replication.operator import Operator
 from bookies.replication.repair.balance import Balance, Slack
 
@@ -170,7 +171,13 @@ def test_nothing_moves_while_something_else_has_to_be_done() -> None:
         now_ms = world.user.runtime.clock.wall_ms()
         await world.act(world.notes.begin_maintenance(BookieId("b2"), now_ms + 300_000, "somebody"))
         await stands_still("b2: it is in maintenance")
+        server = world.cluster.bookies["b2"].server
+        assert server is not None
+        counts = server.owed
+        counts.left = OwedTotals(ledgers=1, entries=3)
         await world.act(world.notes.end_maintenance(BookieId("b2")))
+        await stands_still("ledgers lack replicas: b2 has lost entries")
+        counts.left = OwedTotals()
         await world.until(lambda: shares_hold(world))
         assert balance.moved.replicas > 0
 

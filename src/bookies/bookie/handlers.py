@@ -262,7 +262,7 @@ class Handlers:
 
     # -- the rest ------------------------------------------------------------------------------------------------
     def _bookie_info(self, connection: Connection, request: GetBookieInfoRequest) -> None:
-        """Answer with disk space, and with what clients read. Source: wire-protocol 5.8."""
+        """Answer with disk space, with what clients read, and with what is lost. Source: wire-protocol 5.8."""
         response = GetBookieInfoResponse(request.version, request.txn_id, Status.OK)
         if request.requested & (INFO_TOTAL | INFO_FREE):
             try:
@@ -275,6 +275,7 @@ class Handlers:
         if request.requested & INFO_READS and response.status is Status.OK:
             load = self.reads.load()
             response.read_rate, response.read_ledgers = load.rate, load.pack_ledgers()
+            response.owed_entries = self._state.owed.entries or None
         self._finishing(self._served.info_requests if self._served else None)(response.status)
         connection.respond(response)
 

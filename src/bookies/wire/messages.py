@@ -238,6 +238,7 @@ class GetBookieInfoResponse(Struct):
     free_disk_space: int | None = None
     read_rate: int | None = None  # bytes per second
     read_ledgers: bytes | None = None  # `protocol/pacing/read_rates.py`
+    owed_entries: int | None = None  # that the bookie has lost
 
 
 class ForceLedgerResponse(Struct):

@@ -122,6 +122,7 @@ GET_BOOKIE_INFO_RESPONSE = Message(
     Field(3, "freeDiskSpace", Kind.INT64),
     Field(100, "readRate", Kind.INT64),  # ours, sent on request only
     Field(101, "readLedgers", Kind.BYTES),
+    Field(102, "owedEntries", Kind.INT64),
 )
 LIST_ENTRIES_RESPONSE = Message(_STATUS, _ledger(2), Field(3, "availabilityOfEntriesOfLedger", Kind.BYTES))
 

@@ -326,7 +326,7 @@ def _response_of(operation: Operation, txn_id: int, status: Status, fields: Valu
             bodies = fields.get("lacBody"), fields.get("lastEntryBody")
             return ReadLacResponse(VERSION, txn_id, status, fields["ledgerId"], *bodies)
         case Operation.GET_BOOKIE_INFO:
-            names = "totalDiskCapacity", "freeDiskSpace", "readRate", "readLedgers"
+            names = "totalDiskCapacity", "freeDiskSpace", "readRate", "readLedgers", "owedEntries"
             return GetBookieInfoResponse(VERSION, txn_id, status, *map(fields.get, names))
         case Operation.FORCE_LEDGER:
             return ForceLedgerResponse(VERSION, txn_id, status, fields["ledgerId"])
@@ -383,6 +383,7 @@ def _fields_of_response(response: Response) -> tuple[Operation, dict[str, Any] |
                 "freeDiskSpace": response.free_disk_space,
                 "readRate": response.read_rate,
                 "readLedgers": response.read_ledgers,
+                "owedEntries": response.owed_entries,
             }
             return Operation.GET_BOOKIE_INFO, info if is_ok else {}
         case ForceLedgerResponse():

@@ -444,6 +444,9 @@ def test_what_clients_read_is_reported(world: World) -> None:
         load = parse_load(info.read_rate, info.read_ledgers)
         assert load.rate * WINDOW_S >= 4 * len(package(1, 0, b"1/0 " * 12)) - WINDOW_S
         assert load == ReadLoad(load.rate, {1: load.rate})
+        assert info.owed_entries is None
+        world.servers[-1].owed.is_known = False
+        assert (await client.ask(GetBookieInfoRequest(3, 1, 4))).owed_entries == 1
 
     world.run(body)
 

@@ -462,12 +462,14 @@ class BookiePool:
         return response.total_disk_capacity or 0, response.free_disk_space or 0
 
     async def bookie_load(self, bookie: BookieId, *, timeout_ms: int | None = None) -> ReadLoad | None:
-        """Return how much clients read from the bookie; None: it does not know, because it is one of Apache's."""
+        """Return what clients read from the bookie, and what it has lost; None: one of Apache's does not know."""
         outcome = await self._start_v3(
             bookie, lambda txn_id: GetBookieInfoRequest(v3.VERSION, txn_id, READS), timeout_ms
         )
         response = self.check(bookie, outcome, GetBookieInfoResponse)
-        return None if response.read_rate is None else parse_load(response.read_rate, response.read_ledgers or b"")
+        if response.read_rate is None:
+            return None
+        return parse_load(response.read_rate, response.read_ledgers or b"", response.owed_entries or 0)
 
     async def list_entries(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> list[range]:
         """List the entries of the ledger that the bookie holds: ranges, ascending."""

@@ -20,21 +20,25 @@ _PAIR = struct.Struct(">qq")
 
 
 class ReadLoad(Struct, frozen=True):
-    """Bytes per second that clients read from a bookie. `ledgers`: of the ledgers that are read most, by id."""
+    """Bytes per second that clients read from a bookie.
+
+    `ledgers`: of the ledgers that are read most, by id. `owed_entries`: those that the bookie has lost and must hold.
+    """
 
     rate: int = 0
     ledgers: Mapping[int, int] = field(default_factory=dict)
+    owed_entries: int = 0
 
     def pack_ledgers(self) -> bytes:
         """Return the ledgers' rates as in the response."""
         return b"".join(_PAIR.pack(ledger_id, rate) for ledger_id, rate in self.ledgers.items())
 
 
-def parse_load(rate: int, ledgers: bytes) -> ReadLoad:
+def parse_load(rate: int, ledgers: bytes, owed_entries: int = 0) -> ReadLoad:
     """Return the load that a bookie reports. Rates below 0 and an incomplete pair count as none."""
     whole = ledgers[: len(ledgers) // _PAIR.size * _PAIR.size]
     pairs = {ledger_id: rate for ledger_id, rate in _PAIR.iter_unpack(whole) if rate > 0}
-    return ReadLoad(max(0, rate), pairs)
+    return ReadLoad(max(0, rate), pairs, max(0, owed_entries))
 
 
 class ReadRates:

@@ -24,7 +24,7 @@ from bookies.model import BookieId, Ensemble
 from bookies.protocol.repair.fragments import Fragment
 
 OFFERS_MAX = 50_000  # replicas of all givers; a plan of more would need too much memory beside a bookie
-REFUSALS_MAX = 200  # replicas of a bookie that placement refuses for a taker; then another taker is tried
+REFUSALS_MAX = 200  # replicas of a bookie that placement refuses for a taker at a time; then another taker is tried
 
 
 class Movable(Struct, frozen=True):
@@ -105,7 +105,11 @@ class BalancePlan(Struct, frozen=True):
 
 
 def obstacle_of(
-    is_enabled: bool, missing: Collection[BookieId], marked: Sequence[int], announced: Mapping[BookieId, str]
+    is_enabled: bool,
+    missing: Collection[BookieId],
+    marked: Sequence[int],
+    announced: Mapping[BookieId, str],
+    owing: Collection[BookieId] = (),
 ) -> str | None:
     """Return why an automatic balance moves nothing; None: it may.
 
@@ -113,6 +117,7 @@ def obstacle_of(
     missing: bookies that ledgers name and that are not registered.
     marked: some of the ledgers that auto-recovery has to repair.
     announced: why operators do not want data moved, by bookie.
+    owing: bookies that have lost entries, and have not fetched them.
     """
     if not is_enabled:
         return "auto-recovery is disabled; `bk recovery enable` allows it"
@@ -120,6 +125,9 @@ def obstacle_of(
         return f"ledgers lack replicas: {', '.join(sorted(missing)[:3])} not registered"
     if marked:
         return f"ledger {marked[0]} is marked for a repair; `bk recovery why {marked[0]}` shows it"
+    if owing:
+        bookie = min(owing)
+        return f"ledgers lack replicas: {bookie} has lost entries; `bk bookie owed --bookie {bookie}` shows how many"
     return next((f"{bookie}: {why}" for bookie, why in announced.items()), None)
 
 
@@ -161,6 +169,8 @@ class Balancer:
         self._worsens = worsens
         self._waiting: dict[BookieId, list[Movable]] = {bookie: [] for bookie in self._givers()}
         self._moved: dict[tuple[int, int], Ensemble] = {}  # ensembles of fragments after the moves so far
+        self._taken: dict[BookieId, set[int]] = {bookie: set() for bookie in self._waiting}  # indexes of replicas
+        self._tried: dict[tuple[BookieId, BookieId], int] = {}  # by giver and taker: the last index that was tried
         self._stuck: dict[BookieId, None] = {}
         self._offers_max = OFFERS_MAX // max(1, len(self._waiting))
         self._is_partial = False
@@ -238,7 +248,8 @@ class Balancer:
             index = self._fitting(source, target)
             if index is None:
                 continue
-            replica = self._waiting[source].pop(index)
+            replica = self._waiting[source][index]
+            self._taken[source].add(index)
             fragment = replica.fragment
             self._moved[fragment.ledger_id, fragment.first] = self._changed(replica, target)
             self.after[source] -= replica.size
@@ -247,12 +258,18 @@ class Balancer:
         return None
 
     def _fitting(self, source: BookieId, target: BookieId) -> int | None:
-        """Return the index of the giver's largest waiting replica that the taker can hold; None: there is none."""
+        """Return the index of the giver's largest waiting replica that the taker can hold; None: there is none.
+
+        Tries each replica once for a taker. What is too large stays so, because givers only give and takers only take.
+        What placement refuses may be possible after another move of the fragment, but only the next plan tries again.
+        """
         limit, refusals = min(self._excess(source), -self._excess(target)), 0
-        waiting = self._waiting.get(source, [])
-        for index in range(bisect_right(waiting, limit, key=lambda replica: replica.size) - 1, -1, -1):
+        waiting, taken = self._waiting.get(source, []), self._taken.get(source, ())
+        end = bisect_right(waiting, limit, 0, self._tried.get((source, target)), key=lambda replica: replica.size)
+        for index in range(end - 1, -1, -1):
+            self._tried[source, target] = index
             replica = waiting[index]
-            if target in self._ensemble(replica):
+            if index in taken or target in self._ensemble(replica):
                 continue
             if not self._worsens(replica.fragment, self._changed(replica, target)):
                 return index

@@ -44,7 +44,7 @@ class OwedCounts(Struct):
     """Entries that a bookie owes at present, has found to be owed, and has fetched since its start.
 
     `found_size`: bytes, estimated. `remaining_s`: forecast; None: not known yet. `describe`: returns what is owed of
-    each ledger as text.
+    each ledger as text. `is_known`: what is left was determined.
     """
 
     left: OwedTotals = OwedTotals()
@@ -54,6 +54,12 @@ class OwedCounts(Struct):
     fetched_size: int = 0
     remaining_s: float | None = None
     describe: Callable[[], Mapping[str, str]] = dict
+    is_known: bool = True
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries are owed; 1 while that is not known."""
+        return self.left.entries if self.is_known else max(1, self.left.entries)
 
     def found(self, before: Owed | None, now: Owed) -> None:
         """Count what is owed of a ledger beyond what was owed before."""

@@ -224,16 +224,17 @@ class Swap(Struct, frozen=True):
         return any(ensemble[position] == old != new for position, old, new in self.replacements)
 
     def apply(self, record: LedgerMetadata) -> LedgerMetadata:
-        """Return the record with the new bookies; keep replacements made by other processes.
+        """Return the record with the new bookies. Raises `VersionConflict` when others have replaced bookies meanwhile.
 
-        Raises `VersionConflict` when a new bookie has become a member elsewhere in the ensemble meanwhile.
+        The new bookies were chosen to go with the old ensemble. With another one they may break the placement rule, or
+        hold two positions.
         """
         changed = list(self._ensemble_in(record))
-        for position, old, new in self.replacements:
-            if changed[position] == old != new:
-                if new in changed:
-                    raise self._conflict(f"bookie {new} holds another position of it now")
-                changed[position] = new
+        new = {replacement.position: replacement.new for replacement in self.replacements}
+        for position, (bookie, was) in enumerate(zip(changed, self.fragment.ensemble, strict=True)):
+            if bookie not in (was, new.get(position)):
+                raise self._conflict(f"bookie {bookie} holds position {position} of it now instead of {was}")
+            changed[position] = new.get(position, bookie)
         first = self.fragment.first
         return changed_record(
             record,

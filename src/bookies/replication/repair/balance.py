@@ -154,18 +154,20 @@ class Balance:
             for bookie, note in notes.by_bookie.items()
             if note.maintenance is not None or bookie in named
         }
+        loads = await self._loads(list(modes))
         obstacle = obstacle_of(
             await self._driver.recovery.is_enabled(),
             named - modes.keys(),
             await first_marked(self._driver),
             announced,
+            [bookie for bookie, load in loads.items() if load.owed_entries],
         )
         worsens = await self._judge()
         balancer = Balancer(held, room, slack.end, size_min=slack.size_min, worsens=worsens)
         moves = await self._moves(balancer, reaches) if balancer.deviates(slack.begin) else []
         tolerance = slack.end if moves else slack.begin
         plan = replace(balancer.plan(moves), excluded=excluded, obstacle=obstacle, tolerance=tolerance)
-        loads = await self._loads(list(room))
+        loads = {bookie: load for bookie, load in loads.items() if bookie in room}
         plan = replace(plan, read_rates={bookie: load.rate for bookie, load in loads.items()})
         relief = Relief(loads, plan, slack.rate_min, worsens)
         if moves or not relief.is_needed:
@@ -175,7 +177,7 @@ class Balance:
         return replace(plan, moves=moves, after=relief.after, relieves=bool(moves))
 
     async def _loads(self, bookies: Sequence[BookieId]) -> dict[BookieId, ReadLoad]:
-        """Ask bookies how much clients read from them; return the answers of those that know."""
+        """Ask bookies what clients read from them and what they have lost; return the answers."""
         pool = self._client.administration().access.pool
 
         async def load_of(bookie: BookieId) -> ReadLoad | None:

@@ -63,6 +63,7 @@ class OwedEntries:
 
         Raises: `MetadataError`, `ClientClosed`; StorageError when the bookie has stopped.
         """
+        self._counts.is_known = not len(self._store.limbo)
         backoff = Backoff(AGAIN_S, AGAIN_S_MAX, self._tools.access.runtime.random.uniform)
         while count := len(self._store.limbo):
             if self._store.has_unknown_ledgers:
@@ -103,6 +104,7 @@ class OwedEntries:
         self._locked = frozenset(await self._tools.access.driver.recovery.locked_ids())
         await self._each(self._determine, list(self._store.limbo))
         await self._settle()
+        self._counts.is_known = True
         self._began_s, self._passed_size = asyncio.get_running_loop().time(), self._account.totals.size
         left = self._counts.left
         self._events.info("owed.found", ledgers=left.ledgers, entries=left.entries, bytes=left.size)

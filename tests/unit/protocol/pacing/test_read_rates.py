@@ -34,4 +34,5 @@ def test_a_report_travels() -> None:
     load = ReadLoad(110, {7: 100, -1: 10})
     assert parse_load(110, load.pack_ledgers()) == load
     assert parse_load(110, load.pack_ledgers()[:-1]) == ReadLoad(110, {7: 100})
-    assert parse_load(-5, ReadLoad(0, {7: -2}).pack_ledgers()) == ReadLoad()
+    assert parse_load(-5, ReadLoad(0, {7: -2}).pack_ledgers(), -1) == ReadLoad()
+    assert parse_load(0, b"", 3) == ReadLoad(owed_entries=3)

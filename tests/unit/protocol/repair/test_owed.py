@@ -57,6 +57,15 @@ def test_sizes_and_totals() -> None:
     assert totals_of([]) == OwedTotals()
 
 
+def test_something_is_owed_while_it_is_not_known() -> None:
+    counts = OwedCounts()
+    assert counts.entries == 0
+    counts.is_known = False
+    assert counts.entries == 1
+    counts.left = OwedTotals(2, 1_500, 3_000, 0)
+    assert counts.entries == 1_500
+
+
 def test_the_forecast_extrapolates() -> None:
     assert remaining_s(500, 0, 10.0) is None
     assert remaining_s(500, 1_000, 10.0) == 5.0

@@ -249,17 +249,23 @@ def test_a_finished_fragment_of_an_open_ledger() -> None:
             attempt(record)
 
 
-def test_what_others_replaced_meanwhile_is_kept() -> None:
+def test_a_copy_that_others_have_made_is_kept() -> None:
     swap = swap_of(fragment(0, 9), Replacement(0, A, D), Replacement(1, B, E))
-    half = record_of("3/3/2", {0: (F, B, C), 10: (A, B, D)}, last=12)
+    half = record_of("3/3/2", {0: (D, B, C), 10: (A, B, D)}, last=12)
     assert swap.needed(half)
-    assert swap.apply(half).ensembles[0] == (0, (F, E, C))
+    assert swap.apply(half).ensembles[0] == (0, (D, E, C))
     done = record_of("3/3/2", {0: (F, D, C), 10: (A, B, D)}, last=12)
     assert not swap.needed(done)
-    clash = record_of("3/3/2", {0: (A, B, D), 10: (A, B, D)}, last=12)
-    assert swap.needed(clash)
-    with pytest.raises(VersionConflict, match="holds another position"):
-        swap.apply(clash)
+
+
+@pytest.mark.parametrize("changed", [(A, B, D), (A, B, F), (F, B, C)])
+def test_new_bookies_join_only_those_that_they_were_chosen_with(changed: tuple[BookieId, ...]) -> None:
+    """Beside another bookie than C or D they may break the placement rule."""
+    swap = swap_of(fragment(0, 9), Replacement(0, A, D), Replacement(1, B, E))
+    record = record_of("3/3/2", {0: changed, 10: (A, B, D)}, last=12)
+    assert swap.needed(record)
+    with pytest.raises(VersionConflict, match="now instead of"):
+        swap.apply(record)
 
 
 @pytest.mark.parametrize("ensembles", [{0: (A, B, C), 5: (A, B, D)}, {0: (A, B, C)}])

@@ -62,6 +62,8 @@ def test_a_ledger_that_a_repair_has_locked_stays_in_limbo() -> None:
         tools = SimpleNamespace(access=access, fragments_of=no_fragments)
         owed = OwedEntries(cast(Any, server), cast(Any, tools), RateLimit(None), 4, Events("test", runtime.clock))
         running = asyncio.create_task(owed.run())
+        await asyncio.sleep(0)
+        assert server.owed.entries == 1, "it is not known yet"
         await store.has_settled.wait()
         assert store.ended == [1]
         assert owed.describe() == {"2": "no entry; waits: another process repairs it, perhaps with this bookie"}
@@ -69,6 +71,7 @@ def test_a_ledger_that_a_repair_has_locked_stays_in_limbo() -> None:
         store.limbo.remove(3)
         await driver.recovery.unlock(lock)
         await running
+        assert server.owed.entries == 0
         await driver.close()
 
     aio.run(main())
