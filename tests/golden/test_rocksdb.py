@@ -6,7 +6,7 @@ import asyncio
 import json
 import pathlib
 import tarfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -78,14 +78,11 @@ def test_reads_every_key_and_value_and_changes_nothing(bookie: str) -> None:
     assert files_in(pathlib.Path()) == before
 
 
-@pytest.mark.parametrize("bookie", CASES, indirect=True)
-def test_serves_what_apache_served(bookie: str) -> None:
-    expected = expected_of(bookie)
-    logs = {str(path): path.read_bytes() for path in pathlib.Path("ledgers/current").glob("*.log")}
-    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files"]) == 0
-    files = files_in(pathlib.Path())
-    assert all(files[path] == data for path, data in logs.items())
-    check_index(expected, is_clean=bookie in CLEAN)
+Check = Callable[[LedgerStore], Coroutine[Any, Any, None]]
+
+
+def checks_of(expected: Any, bookie: str) -> tuple[Check, Check]:
+    """A check of all entries, and one of which ledgers are fenced, which adds to the others."""
 
     async def check(store: LedgerStore) -> None:
         for ledger in expected["ledgers"]:
@@ -98,6 +95,19 @@ def test_serves_what_apache_served(bookie: str) -> None:
                 outcome = await probe_add(store, ledger["ledger"], key, 5_000)
                 assert (outcome == "LedgerFenced") is ledger["fenced"], f"ledger {ledger['ledger']}: {outcome}"
 
+    return check, probe
+
+
+@pytest.mark.parametrize("bookie", CASES, indirect=True)
+def test_serves_what_apache_served(bookie: str) -> None:
+    expected = expected_of(bookie)
+    logs = {str(path): path.read_bytes() for path in pathlib.Path("ledgers/current").glob("*.log")}
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files"]) == 0
+    files = files_in(pathlib.Path())
+    assert all(files[path] == data for path, data in logs.items())
+    check_index(expected, is_clean=bookie in CLEAN)
+
+    check, probe = checks_of(expected, bookie)
     disk = disk_with(files)
     serve(disk, {}, check)
     serve(disk, {}, check)
@@ -178,17 +188,7 @@ def serve_in_place(script: Callable[[LedgerStore], Awaitable[None]]) -> None:
 def test_serves_databases_in_place_and_gives_them_back(bookie: str) -> None:
     expected = expected_of(bookie)
 
-    async def check(store: LedgerStore) -> None:
-        for ledger in expected["ledgers"]:
-            await check_ledger(store, ledger, bookie)
-
-    async def probe(store: LedgerStore) -> None:
-        for ledger in expected["ledgers"]:
-            if ledger["addProbe"] is not None and ledger["ledger"] != FENCED_IN_JOURNAL_ONLY:
-                key = bytes.fromhex(ledger["masterKey"])
-                outcome = await probe_add(store, ledger["ledger"], key, 5_000)
-                assert (outcome == "LedgerFenced") is ledger["fenced"], f"ledger {ledger['ledger']}: {outcome}"
-
+    check, probe = checks_of(expected, bookie)
     serve_in_place(check)
     if bookie in CLEAN:
         for path, rows in json.loads((GOLDEN / bookie / "rocksdb.json").read_text()).items():

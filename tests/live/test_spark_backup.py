@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pathlib
-import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.live.copied_ledgers import content, log_values, sealed_ledgers
 from tests.live.job_faults import Crash, crash_once, in_this_process
 from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
-import bookies as bk
 from bookies.admin.cluster import LocalCluster
 from bookies.client.repair import Administration
 from bookies.errors import InvalidArgument
@@ -21,8 +20,6 @@ from bookies.spark.jobs.shared import backup_files, common, copying
 from bookies.spark.jobs.shared.common import JobConfig
 
 pytestmark = PANDAS_MARKS
-
-PASSWORD = b"secret"
 
 
 @pytest.fixture(scope="module")
@@ -41,35 +38,6 @@ def config(cluster: LocalCluster | None, run_id: str, **options: Any) -> JobConf
     return JobConfig(uri, run_id, mode, None, options, is_quiet=True)
 
 
-def ledgers(store: bk.blocking.Client) -> list[int]:
-    """Sealed ledgers: replicated, striped, of one replica, empty; entries of 0 bytes to 1 MiB."""
-    rng = random.Random(7)
-    ids = []
-    for (ensemble, write_quorum), digest, sizes in (
-        ((3, 3), "crc32c", [0, 1, 70_000]),
-        ((3, 2), "hmac", [rng.randrange(300) for _ in range(200)]),
-        ((1, 1), "dummy", [1 << 20] * 3),
-        ((2, 2), "crc32", []),
-    ):
-        with store.create(
-            ensemble=ensemble, write_quorum=write_quorum, digest=digest, password=PASSWORD, labels={"owner": "me"}
-        ) as writer:
-            for size in sizes:
-                writer.append(rng.randbytes(size))
-            ids.append(writer.ledger_id)
-    return ids
-
-
-def content(store: bk.blocking.Client, ledger_id: int) -> list[tuple[bytes, int]]:
-    with store.open(ledger_id, password=PASSWORD) as reader:
-        return [(entry.payload, entry.length) for entry in reader.read()]
-
-
-def values(store: bk.blocking.Client, name: str) -> list[bytes]:
-    with store.log(name).open() as reader:
-        return [entry.payload for entry in reader.read()]
-
-
 def outcomes(frame: Any) -> dict[str, int]:
     return dict(Counter(row["outcome"] for row in frame.toArrow().to_pylist()))
 
@@ -80,7 +48,7 @@ def test_a_cluster_is_backed_up_and_restored(
     source, target = clusters
     to = str(tmp_path / "safe")
     with source.connect() as store:
-        ids = ledgers(store)
+        ids = sealed_ledgers(store, 7)
         log = store.log("orders")
         log.create()
         with log.lead() as leader:
@@ -104,8 +72,8 @@ def test_a_cluster_is_backed_up_and_restored(
                 )
                 assert there.custom_metadata["owner"] == b"me"
                 assert copy.administration().check_ledger(ledger_id, percentage=100).is_ok
-            assert values(copy, "orders") == [b"one", b"two", b"three", b"four"][: len(values(copy, "orders"))]
-            assert len(values(copy, "orders")) >= 3  # the last one may have been confirmed and not announced
+            assert log_values(copy, "orders") == [b"one", b"two", b"three", b"four"][: len(log_values(copy, "orders"))]
+            assert len(log_values(copy, "orders")) >= 3  # the last one may have been confirmed and not announced
             cursor = copy.log("orders").cursors()["web"]
             with copy.log("orders").lead() as leader:
                 after = leader.append(b"five")

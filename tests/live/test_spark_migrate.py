@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.live.copied_ledgers import content, log_values, sealed_ledgers
 from tests.live.job_faults import Crash, crash_once, in_this_process
 from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
@@ -22,8 +22,6 @@ from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig
 
 pytestmark = PANDAS_MARKS
-
-PASSWORD = b"secret"
 
 
 @pytest.fixture(scope="module")
@@ -58,34 +56,6 @@ def config(clusters: Any, run_id: str, **options: Any) -> JobConfig:
     return JobConfig(clusters[0].metadata_uri, run_id, mode, None, chosen, is_quiet=True)
 
 
-def make(store: bk.blocking.Client, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    made = []
-    for (ensemble, write_quorum), digest, sizes in (
-        ((3, 3), "crc32c", [0, 1, 70_000]),
-        ((3, 2), "hmac", [rng.randrange(300) for _ in range(200)]),
-        ((1, 1), "none", [1 << 20] * 3),
-        ((2, 2), "crc32", []),
-    ):
-        with store.create(
-            ensemble=ensemble, write_quorum=write_quorum, digest=digest, password=PASSWORD, labels={"owner": "me"}
-        ) as writer:
-            for size in sizes:
-                writer.append(rng.randbytes(size))
-            made.append(writer.ledger_id)
-    return made
-
-
-def content(store: bk.blocking.Client, ledger_id: int) -> list[tuple[bytes, int]]:
-    with store.open(ledger_id, password=PASSWORD) as reader:
-        return [(entry.payload, entry.length) for entry in reader.read()]
-
-
-def log_entries(store: bk.blocking.Client, name: str) -> list[bytes]:
-    with store.log(name).open() as reader:
-        return [entry.payload for entry in reader.read()]
-
-
 def mapping(frame: Any) -> dict[int, int]:
     rows = frame.toArrow().to_pylist()
     assert all(row["outcome"] == "done" for row in rows if row["kind"] == "ledger"), rows
@@ -95,7 +65,7 @@ def mapping(frame: Any) -> dict[int, int]:
 @pytest.mark.parametrize("map_ids", [False, True])
 def test_ledgers_arrive_as_they_were(spark: Any, clusters: Any, stores: Any, map_ids: bool) -> None:
     source, target = stores
-    ids = make(source, 1)
+    ids = sealed_ledgers(source, 1)
     asked = {"ledgers": ",".join(map(str, ids)), "map_ids": map_ids}
     dry = migrate.job(spark, config(clusters, f"dry-{map_ids}", mode=common.DRY_RUN, **asked))
     assert dry.count() == len(ids)
@@ -157,7 +127,7 @@ def test_a_log_moves_through_a_crash_at_any_step(
         with pytest.raises(Crash):
             migrate.job(spark, asked)
     migrate.job(spark, asked)
-    assert log_entries(target, log) == expected
+    assert log_values(target, log) == expected
     with pytest.raises(LogFenced, match="being migrated"):
         target.log(log).lead().__enter__()
     with source.log(log).lead() as leader:  # the source is in use all the time
@@ -168,13 +138,13 @@ def test_a_log_moves_through_a_crash_at_any_step(
         with pytest.raises(Crash):
             migrate.job(spark, over)
     migrate.job(spark, over)
-    assert log_entries(target, log) == [*expected, b"later"]
+    assert log_values(target, log) == [*expected, b"later"]
     with pytest.raises(LogFenced, match="was moved to"):
         source.log(log).lead().__enter__()
     with target.log(log).lead() as leader:
         leader.append(b"at home")
     migrate.job(spark, config(clusters, f"{log}-late", log=log, cut_over=True))
-    assert log_entries(target, log) == [*expected, b"later", b"at home"]
+    assert log_values(target, log) == [*expected, b"later", b"at home"]
     labels = [
         each.custom_metadata["migrated.from"] for each in target.ledgers() if "migrated.from" in each.custom_metadata
     ]
@@ -194,8 +164,8 @@ def test_a_leader_is_stopped_by_the_cut_over_and_loses_nothing(spark: Any, clust
     with pytest.raises((LogFenced, LedgerFenced)):
         leader.append(b"too late")
     leader.__exit__(LogFenced, None, None)
-    assert log_entries(target, "busy") == acknowledged
-    assert log_entries(source, "busy") == acknowledged
+    assert log_values(target, "busy") == acknowledged
+    assert log_values(source, "busy") == acknowledged
 
 
 def test_what_cannot_be_done_is_told_in_a_sentence(

@@ -126,11 +126,7 @@ class Access:
     def _identified(self, request: Request, users: UsersFile) -> User | None:
         header, by_credential = request.headers.get("authorization"), users.current().by_credential
         if header is None:
-            return (
-                users.current().by_credential.get(f"{CERTIFICATE}{text_of(request.subject)}")
-                if request.subject is not None
-                else None
-            )
+            return None if request.subject is None else by_credential.get(f"{CERTIFICATE}{text_of(request.subject)}")
         kind, _, token = header.partition(" ")
         user = by_credential.get(hash_of(token.strip())) if kind.lower() == "bearer" else None
         if user is not None:

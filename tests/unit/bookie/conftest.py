@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from tests.fakes.adds import add_request
 
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
+from bookies.errors import MetadataCorrupt
 from bookies.kernels import Records
 from bookies.lab.sim.world import Trace
 from bookies.lab.sim.world.cluster import SimClock
@@ -22,6 +23,7 @@ from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.interface.driver import Versioned
 from bookies.model import DigestType
 from bookies.runtime.ports import Runtime
 from bookies.wire import digest
@@ -112,6 +114,26 @@ class RawClient(asyncio.Protocol):
             await self._news.wait()
 
 
+class WatchedDriver(MemoryDriver):
+    """Metadata driver of a bookie. `asked`: the ledgers whose current records it was asked for, in order.
+
+    `instead`: what it does in place of such an answer.
+    """
+
+    def __init__(self, store: MemoryStore, runtime: Runtime) -> None:
+        super().__init__(store, runtime)
+        self.asked: list[int] = []
+        self.instead: Callable[[], Awaitable[object]] | None = None
+
+    async def current_ledgers(
+        self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()
+    ) -> list[Versioned | MetadataCorrupt | None]:
+        self.asked += ledger_ids
+        if self.instead is not None:
+            await self.instead()
+        return await super().current_ledgers(ledger_ids, known)
+
+
 class World:
     """One host for bookies, one for clients. `run` gives a coroutine the world; virtual time makes waiting free."""
 
@@ -135,7 +157,7 @@ class World:
             "journal_size_max": 4 << 20,
             "entry_log_size_max": 16 << 20,
         }
-        self._started: list[tuple[BookieServer, MemoryDriver]] = []
+        self._started: list[tuple[BookieServer, WatchedDriver]] = []
 
     def runtime(self, host: str) -> Runtime:
         return Runtime(SimClock(self.loop, 0), self.network.port(host), self.disk, self.workers, Random(7))
@@ -143,7 +165,7 @@ class World:
     async def new_server(self, **settings: Any) -> BookieServer:
         """A server with an open metadata session, not started."""
         runtime = self.runtime("bookie")
-        driver = MemoryDriver(self.metadata, runtime)
+        driver = WatchedDriver(self.metadata, runtime)
         await driver.open()
         server = BookieServer(runtime, BookieConfig(**(self.settings | settings)), driver)
         self._started.append((server, driver))
@@ -159,10 +181,10 @@ class World:
         return [server for server, _ in self._started]
 
     @property
-    def drivers(self) -> list[MemoryDriver]:
+    def drivers(self) -> list[WatchedDriver]:
         return [driver for _, driver in self._started]
 
-    def forget_last(self) -> tuple[BookieServer, MemoryDriver]:
+    def forget_last(self) -> tuple[BookieServer, WatchedDriver]:
         """The last server and its session: `run` does not stop it at the end."""
         return self._started.pop()
 

@@ -30,6 +30,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.protocol.rights import Allowance, Role, User
 from bookies.protocol.rights.allowance import DELAY_S_MAX
+from bookies.protocol.rights.users import LABELS_S
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 from bookies.wire.messages import (
@@ -44,7 +45,6 @@ from bookies.wire.messages import (
 )
 
 WATCH_S = 0.4  # between two looks at the file of users; a revoked user has to be out within a second
-LABELS_S = 60.0  # for which the role on a ledger is kept
 ABSENT_S = 1.0  # the same of a ledger without a record, which may be created
 LABELS_WAIT_S = 4.0  # for the metadata store; less than the time-out of clients
 LEDGERS_MAX = 100_000  # of one user whose roles are kept

@@ -155,10 +155,7 @@ class _Sent(Struct):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection to one server. `is_open`: it has taken up the session, so replies have headers.
-
-    `fired`: called with the kind and path of each event.
-    """
+    """One connection to one server. `fired`: called with the kind and path of each event."""
 
     def __init__(self, fired: Callable[[int, str], None]) -> None:
         self.transport: asyncio.Transport | None = None
@@ -167,8 +164,7 @@ class _Connection(asyncio.Protocol):
         self._fired = fired
         self._received = bytearray()
         self._in_flight: deque[_Sent] = deque()
-        self._first: asyncio.Future[Any] | None = asyncio.get_running_loop().create_future()
-        self._authenticated: asyncio.Future[None] | None = None
+        self._first: asyncio.Future[Any] | None = asyncio.get_running_loop().create_future()  # without a header
         self._xids = itertools.count(1)
         self._unanswered_count = 0  # pings since something was received
         self._timer: asyncio.TimerHandle | None = None
@@ -198,7 +194,7 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
         if self.transport is not None:
             self.transport.abort()
-        waiting = [self._first, self._authenticated, *(sent.answer for sent in self._in_flight)]
+        waiting = [self._first, *(sent.answer for sent in self._in_flight)]
         self._in_flight.clear()
         for answer in waiting:
             if answer is not None and not answer.done():
@@ -214,9 +210,6 @@ class _Connection(asyncio.Protocol):
         reply = reader.reply()
         if reply.xid == zk_wire.XID_EVENT:
             self._fired(*reader.event())
-        elif reply.xid == zk_wire.XID_AUTHENTICATION:
-            if self._authenticated is not None and not self._authenticated.done():
-                _resolve(self._authenticated, reply.fault, Reader.nothing, reader)
         elif reply.xid != zk_wire.XID_PING:
             if not self._in_flight or self._in_flight[0].xid != reply.xid:
                 raise Broken(f"an answer to request {reply.xid}, which was not next")
@@ -236,9 +229,10 @@ class _Connection(asyncio.Protocol):
 
     async def authenticate(self, scheme: str, data: bytes) -> None:
         """Raises `_Faulty`, `_ConnectionLost`."""
-        self._authenticated = asyncio.get_running_loop().create_future()
+        answer = asyncio.get_running_loop().create_future()
         self._write(zk_wire.authentication(scheme, data))
-        await self._authenticated
+        self._in_flight.append(_Sent(zk_wire.XID_AUTHENTICATION, Reader.nothing, answer))
+        await answer
 
     def send(self, code: int, body: bytes, parse: _Parse | None, answer: asyncio.Future[Any]) -> None:
         """Send a request. `parse`: see `_Sent`. Raises `_ConnectionLost`."""
@@ -387,9 +381,8 @@ class ZooKeeperClient:
     async def _take_up(self, connection: _Connection, host: str) -> None:
         if self._encryption is not None:
             assert connection.transport is not None
-            checks_name = self._credentials.checks_certificate and self._credentials.checks_host_name
             connection.transport = await self._encryption.encrypt(
-                connection.transport, connection, host_name=host if checks_name else None
+                connection.transport, connection, host_name=host if self._credentials.checks_name else None
             )
         first = zk_wire.connect_request(
             self._session.zxid, round(self._timeout_s * 1000), self._session.number, self._session.password
@@ -615,7 +608,7 @@ def _encryption(runtime: Runtime, given: Credentials) -> Encryption | None:
         key_password=given.key_password or "",
         authority=given.authority or "",
         checks_peer=given.checks_certificate,
-        checks_host_name=given.checks_certificate and given.checks_host_name,
+        checks_host_name=given.checks_name,
         version_min="1.2",
         ciphers="",
         reload_interval_s=60.0,

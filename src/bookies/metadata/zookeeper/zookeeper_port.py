@@ -133,6 +133,11 @@ class Credentials(Struct, frozen=True):
     checks_host_name: bool = True
     is_secure: bool = False
 
+    @property
+    def checks_name(self) -> bool:
+        """Report whether the server's certificate has to be for the name that was connected to."""
+        return self.checks_certificate and self.checks_host_name
+
     def __repr__(self) -> str:
         """Name the ways of authentication, without the secrets."""
         ways = [

@@ -143,6 +143,27 @@ def slack_of(share: float, tolerance: float, size_min: int) -> float:
     return max(share * tolerance, size_min)
 
 
+class MovedEnsembles:
+    """Ensembles of fragments after the moves of a plan so far."""
+
+    def __init__(self) -> None:
+        self._ensembles: dict[tuple[int, int], Ensemble] = {}
+
+    def of(self, fragment: Fragment) -> Ensemble:
+        return self._ensembles.get((fragment.ledger_id, fragment.first), fragment.ensemble)
+
+    def with_target(self, replica: Movable, target: BookieId) -> Ensemble:
+        """Return the ensemble with the target in the replica's position."""
+        ensemble = self.of(replica.fragment)
+        return (*ensemble[: replica.position], target, *ensemble[replica.position + 1 :])
+
+    def move(self, replica: Movable, source: BookieId, target: BookieId) -> BalanceMove:
+        """Move a replica; return the move."""
+        fragment = replica.fragment
+        self._ensembles[fragment.ledger_id, fragment.first] = self.with_target(replica, target)
+        return BalanceMove(fragment.ledger_id, fragment.first, replica.position, source, target, replica.size)
+
+
 class Balancer:
     """Plans a balance, move by move.
 
@@ -168,7 +189,7 @@ class Balancer:
         self.size_min = size_min
         self._worsens = worsens
         self._waiting: dict[BookieId, list[Movable]] = {bookie: [] for bookie in self._givers()}
-        self._moved: dict[tuple[int, int], Ensemble] = {}  # ensembles of fragments after the moves so far
+        self._moved = MovedEnsembles()
         self._taken: dict[BookieId, set[int]] = {bookie: set() for bookie in self._waiting}  # indexes of replicas
         self._tried: dict[tuple[BookieId, BookieId], int] = {}  # by giver and taker: the last index that was tried
         self._stuck: dict[BookieId, None] = {}
@@ -250,11 +271,9 @@ class Balancer:
                 continue
             replica = self._waiting[source][index]
             self._taken[source].add(index)
-            fragment = replica.fragment
-            self._moved[fragment.ledger_id, fragment.first] = self._changed(replica, target)
             self.after[source] -= replica.size
             self.after[target] += replica.size
-            return BalanceMove(fragment.ledger_id, fragment.first, replica.position, source, target, replica.size)
+            return self._moved.move(replica, source, target)
         return None
 
     def _fitting(self, source: BookieId, target: BookieId) -> int | None:
@@ -269,19 +288,11 @@ class Balancer:
         for index in range(end - 1, -1, -1):
             self._tried[source, target] = index
             replica = waiting[index]
-            if index in taken or target in self._ensemble(replica):
+            if index in taken or target in self._moved.of(replica.fragment):
                 continue
-            if not self._worsens(replica.fragment, self._changed(replica, target)):
+            if not self._worsens(replica.fragment, self._moved.with_target(replica, target)):
                 return index
             refusals += 1
             if refusals == REFUSALS_MAX:
                 break
         return None
-
-    def _ensemble(self, replica: Movable) -> Ensemble:
-        fragment = replica.fragment
-        return self._moved.get((fragment.ledger_id, fragment.first), fragment.ensemble)
-
-    def _changed(self, replica: Movable, target: BookieId) -> Ensemble:
-        ensemble = self._ensemble(replica)
-        return (*ensemble[: replica.position], target, *ensemble[replica.position + 1 :])

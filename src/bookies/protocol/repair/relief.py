@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from bookies.model import BookieId, Ensemble
 from bookies.protocol.pacing.read_rates import ReadLoad
-from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Movable, slack_of
+from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Movable, MovedEnsembles, slack_of
 from bookies.protocol.repair.fragments import Fragment
 
 HOT = 1.5  # multiple of the mean
@@ -36,7 +36,7 @@ class Relief:
         self._worsens = worsens
         self._rates = {bookie: float(load.rate) for bookie, load in loads.items()}
         self._limit = max(rate_min, HOT * sum(self._rates.values()) / max(1, len(loads)))
-        self._moved: dict[tuple[int, int], Ensemble] = {}  # ensembles of fragments after the moves so far
+        self._moved = MovedEnsembles()
         self._offers: dict[tuple[BookieId, int], list[Movable]] = {
             (bookie, ledger_id): []
             for bookie in sorted(loads, key=lambda bookie: (-loads[bookie].rate, bookie))
@@ -68,9 +68,7 @@ class Relief:
                 target = self._target(source, replica, rate)
                 if target is None:
                     continue
-                fragment = replica.fragment
-                moves.append(BalanceMove(ledger_id, fragment.first, replica.position, source, target, replica.size))
-                self._moved[ledger_id, fragment.first] = self._changed(replica, target)
+                moves.append(self._moved.move(replica, source, target))
                 for bookie, sign in ((source, -1), (target, 1)):
                     self._rates[bookie] += sign * rate
                     self.after[bookie] += sign * replica.size
@@ -86,7 +84,7 @@ class Relief:
         return sorted(self._rates, key=lambda bookie: (self._rates[bookie], bookie))
 
     def _may_take(self, target: BookieId, replica: Movable, rate: float) -> bool:
-        changed = self._changed(replica, target)
+        changed = self._moved.with_target(replica, target)
         return (
             self._rates[target] + rate <= self._limit
             and changed.count(target) == 1
@@ -99,8 +97,3 @@ class Relief:
         share = self._plan.shares[bookie]
         slack = slack_of(share, self._plan.tolerance, self._plan.size_min)
         return abs(self.after[bookie] + size - share) <= slack
-
-    def _changed(self, replica: Movable, target: BookieId) -> Ensemble:
-        fragment, position = replica.fragment, replica.position
-        ensemble = self._moved.get((fragment.ledger_id, fragment.first), fragment.ensemble)
-        return (*ensemble[:position], target, *ensemble[position + 1 :])

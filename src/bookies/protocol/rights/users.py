@@ -31,6 +31,7 @@ TOKEN, CERTIFICATE, SCRAM, DIGEST_MD5 = "sha256:", "certificate:", "scram-sha-25
 TOKEN_PREFIX = "bk_"  # lets scanners of repositories recognize a leaked token
 TOKEN_BITS = 256  # random bits; a fast hash is enough then
 RATE_LENGTH_MAX = 20  # digits and unit
+LABELS_S = 60.0  # for which servers keep the labels of a ledger, or a role that follows from them
 LIMIT, NOWHERE = "limit", "none"
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _BASE64 = "[A-Za-z0-9+/]+={0,2}"

@@ -70,11 +70,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     run = common.execute(spark, config, "restore", items, Restore(config.mode == common.DRY_RUN, config.run_id))
     if config.mode == common.PLAN:
         return Complete.planned("restore", run)
-    rows = []
-    for name, outcome, detail in run.details():
-        counts = detail.get("entries", 0), detail.get("bytes", 0)
-        rows.append((config.run_id, int(name), outcome, *counts, str(detail.get("error", ""))))
-    rows.sort()
+    rows: list[tuple[Any, ...]] = sorted((config.run_id, int(name), *totals) for name, *totals in run.totals())
     frame = common.save(common.frame_of(spark, rows, RESTORED), config, "restored")
     outcomes = Counter(row[2] for row in rows)
     is_good = not any(outcome in common.UNFINISHED for outcome in outcomes)

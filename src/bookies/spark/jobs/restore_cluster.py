@@ -116,10 +116,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     run = common.execute(spark, config, "restore-cluster", items, work, holds)
     if config.mode == common.PLAN:
         return Complete.planned("restore-cluster", run)
-    rows: list[Row] = []
-    for name, outcome, detail in run.details():
-        counts = detail.get("entries", 0), detail.get("bytes", 0)
-        rows.append((LEDGER, name, outcome, *counts, str(detail.get("error", ""))))
+    rows: list[Row] = [(LEDGER, *totals) for totals in run.totals()]
     is_good = not any(row[2] in common.UNFINISHED for row in rows)
     records, logs = records_brought_back(backup)
     if is_good:

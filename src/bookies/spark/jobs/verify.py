@@ -68,11 +68,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     run = common.execute(spark, config, "verify", items, work)
     if config.mode == common.PLAN:
         return Complete.planned("verify", run)
-    rows = []
-    for name, outcome, detail in run.details():
-        counts = detail.get("entries", 0), detail.get("bytes", 0)
-        rows.append((config.run_id, int(name), outcome, *counts, str(detail.get("error", ""))))
-    rows.sort()
+    rows: list[tuple[Any, ...]] = sorted((config.run_id, int(name), *totals) for name, *totals in run.totals())
     frame = common.save(common.frame_of(spark, rows, VERIFIED), config, "verified")
     return Complete(frame, _report(config, rows, chosen, lines))
 

@@ -200,10 +200,7 @@ class RocksDatabase:
 
     def _is_end(self, bounds: Any, last: bytes | None, start: bytes) -> bool:
         """Report whether no key follows: iterators end silently at failures. A key may have been written meanwhile."""
-        cursor = self._database.iter(bounds)
-        cursor.seek(start if last is None else last)
-        if last is not None and cursor.valid():
-            cursor.next()
+        cursor = _cursor_behind(self._database.iter(bounds), last, start)
         cursor.status()
         return not cursor.valid()
 
@@ -361,14 +358,15 @@ def _pieces(database: Any, path: str) -> Iterator[tuple[list[bytes], list[bytes]
         last = keys[-1]
         yield keys, values
     # The iterator also ends silently at damage.
-    cursor = database.iter()
-    if last is None:
-        cursor.seek_to_first()
-    else:
-        cursor.seek(last)
-        if cursor.valid():
-            cursor.next()
-    _check_end(cursor, path)
+    _check_end(_cursor_behind(database.iter(), last, b""), path)
+
+
+def _cursor_behind(cursor: Any, last: bytes | None, start: bytes) -> Any:
+    """Move a cursor to the first key after `last`; None: from `start` on. Return it."""
+    cursor.seek(start if last is None else last)
+    if last is not None and cursor.valid():
+        cursor.next()
+    return cursor
 
 
 def _check_end(cursor: Any, path: str) -> None:

@@ -12,6 +12,7 @@ from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.protocol.log.log_model import RAW
 from bookies.protocol.log.records import Decoder
 from bookies.protocol.rights import Role
+from bookies.protocol.rights.users import LABELS_S
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, Page, page_response, parse_entries
 from bookies.web.data.log_endpoints import BODY_SIZE_MAX, PASSWORD, READ, password_of, quorums_of, shape_of
@@ -23,7 +24,6 @@ from bookies.web.shared_client import SharedClient
 
 _LEDGER = f"{API}/ledgers/{{ledger}}"
 _ENTRIES = f"{_LEDGER}/entries"
-LABELS_S = 60.0  # for which the labels of a ledger are kept, as at bookies
 LEDGERS_MAX = 10_000  # whose labels are kept
 
 

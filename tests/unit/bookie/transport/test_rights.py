@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.unit.bookie.conftest import KEY, RawClient, World, adds
@@ -225,7 +225,8 @@ def test_roles_are_kept_for_a_minute_and_missing_records_for_a_second(world: Wor
     async def body(world: World) -> None:
         server = await start(world, app_with("reader team=a"))
         ledger_id = await new_ledger(world, team="a")
-        client, reads = await sign_in(world, server), count_reads(server)
+        client, reads = await sign_in(world, server), world.drivers[0].asked
+        reads.clear()
         for _ in range(50):
             assert (await client.ask(operation("read", ledger_id))).status is Status.OK
         assert reads == [ledger_id]
@@ -241,18 +242,8 @@ def test_roles_are_kept_for_a_minute_and_missing_records_for_a_second(world: Wor
     world.run(body)
 
 
-def count_reads(server: BookieServer) -> list[int]:
-    """Return a list to which the ids of ledgers are added whose records the bookie reads."""
-    ids: list[int] = []
-    driver = server.rights.driver
-    read = driver.current_ledgers
-
-    async def counted(ledger_ids: Any, known: Any = ()) -> Any:
-        ids.extend(ledger_ids)
-        return await read(ledger_ids, known)
-
-    driver.current_ledgers = counted  # type: ignore[method-assign]
-    return ids
+async def no_answer() -> NoReturn:
+    raise MetadataError("no answer")
 
 
 def test_without_the_metadata_store_nothing_is_allowed_or_denied(world: World) -> None:
@@ -261,10 +252,7 @@ def test_without_the_metadata_store_nothing_is_allowed_or_denied(world: World) -
         ledger_id = await new_ledger(world, team="a")
         client = await sign_in(world, server)
 
-        async def fails(ledger_ids: Any, known: Any = ()) -> Any:
-            raise MetadataError("no answer")
-
-        server.rights.driver.current_ledgers = fails  # type: ignore[method-assign]
+        world.drivers[0].instead = no_answer
         client.send(operation("read", ledger_id), operation("add", ledger_id))
         answers = [await client.response("v3"), await client.response("v3")]
         assert [answer.status for answer in answers] == [Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE]
@@ -449,12 +437,8 @@ def test_what_waits_is_bounded_and_dropped_with_its_connection(world: World) -> 
     async def body(world: World) -> None:
         server = await start(world, app_with("writer team=a"))
         ledger_id = await new_ledger(world, team="a")
-        client, answer = await sign_in(world, server), asyncio.get_running_loop().create_future()
-
-        async def waits(ledger_ids: Any, known: Any = ()) -> Any:
-            return await answer
-
-        server.rights.driver.current_ledgers = waits  # type: ignore[method-assign]
+        client = await sign_in(world, server)
+        world.drivers[0].instead = asyncio.Event().wait
         count = HELD_REQUESTS_MAX + 5
         client.send(*[ReadLacRequest(3, number, ledger_id) for number in range(count)])
         refused = [await client.response("v3") for _ in range(5)]
@@ -472,11 +456,7 @@ def test_many_connections_of_a_user_hold_no_more_than_one(world: World) -> None:
     async def body(world: World) -> None:
         server = await start(world, app_with("writer team=a"))
         ledger_id = await new_ledger(world, team="a")
-
-        async def waits(ledger_ids: Any, known: Any = ()) -> Any:
-            return await asyncio.Event().wait()
-
-        server.rights.driver.current_ledgers = waits  # type: ignore[method-assign]
+        world.drivers[0].instead = asyncio.Event().wait
         clients = [await sign_in(world, server) for _ in range(12)]
         for client in clients:
             client.send(adds(ledger_id, [1], version=3, size=2_000_000))  # a megabyte
@@ -495,16 +475,12 @@ def test_every_request_that_waits_is_answered(world: World) -> None:
         ledger_id = await new_ledger(world, team="a")
         client = await sign_in(world, server)
 
-        async def fails(ledger_ids: Any, known: Any = ()) -> Any:
-            raise MetadataError("no answer")
-
-        current = server.rights.driver.current_ledgers
-        server.rights.driver.current_ledgers = fails  # type: ignore[method-assign]
+        world.drivers[0].instead = no_answer
         auth = AuthRequest(3, 7, "sasl", b"")
         client.send(operation("read", ledger_id), operation("info", ledger_id), auth)
         answers = [await client.response("v3") for _ in range(3)]
         assert [answer.status for answer in answers] == [Status.IO_ERROR, Status.IO_ERROR, Status.OK]
-        server.rights.driver.current_ledgers = current  # type: ignore[method-assign]
+        world.drivers[0].instead = None
         await asyncio.sleep(2)
         client.send(*[operation("info", ledger_id)] * 100, *[auth] * 100)
         answers = [await client.response("v3") for _ in range(200)]

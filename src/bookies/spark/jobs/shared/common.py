@@ -195,6 +195,13 @@ class Run(Struct, frozen=True):
             batch.to_pylist()
         ]  # fmt: skip
 
+    def totals(self) -> list[tuple[str, str, int, int, str]]:
+        """Return item, outcome, entries, bytes and error of each item."""
+        return [
+            (name, outcome, detail.get("entries", 0), detail.get("bytes", 0), str(detail.get("error", "")))
+            for name, outcome, detail in self.details()
+        ]
+
 
 def execute(
     spark: Any, config: JobConfig, name: str, items: Sequence[Item], work: Work, holds: Holds | None = None
