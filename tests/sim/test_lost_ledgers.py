@@ -17,6 +17,7 @@ from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
+from bookies.storage.journal import journal_trailer
 from bookies.storage.store import LedgerStore
 
 LIST = "/ledgers0/current/removedLedgers"
@@ -185,7 +186,7 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
 
     async def again(store: LedgerStore, promises: Any) -> None:
         removals = store._open().removals
-        told.extend(removals.leftovers)
+        told.extend(removals.found)
         assert bool(removals.files.damaged) is (owner == "b2")
         store.collect(records, BOOKIE)
         await collect(store)
@@ -206,6 +207,113 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
     made.disk.put(LIST, pack(7, {LOST: QuarantineRecord(QuarantineState.DELETED, 0)}, identity))
     assert made.live(again)
     assert told == ([] if owner == "b2" else [LOST])
+
+
+async def delete_now(store: LedgerStore) -> None:
+    removals, now_ms = store._open().removals, store._open().runtime.clock.wall_ms()
+    await removals.quarantine([LOST], QuarantineState.QUARANTINED, now_ms)
+    assert await removals.delete([LOST], now_ms) == [LOST]
+
+
+def return_elsewhere(made: Any, body: Body, *, is_flushed: bool) -> None:
+    """Delete a ledger. Then another program, which does not know that, serves the directories and stores it again."""
+
+    async def delete(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store)
+
+    async def serve(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, LOST, {entry: body(LOST, entry, size=500) for entry in range(20, 24)})
+
+    assert made.live(delete)
+    note = made.disk.read_bytes(LIST)
+    made.disk.unlink(LIST)
+    assert made.live(serve, stops=is_flushed)
+    if not is_flushed:
+        made.crash(PROCESS_DIES)
+    made.disk.put(LIST, note)
+    for path in [path for path in made.disk.files() if path.endswith(".txn")]:
+        made.disk.put(path, made.disk.read_bytes(path).replace(journal_trailer.MAGIC, b"none"))
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_deleted_ledger_that_was_stored_again_elsewhere_is_kept(small: Any, body: Body, is_flushed: bool) -> None:
+    """Its record decides, also if it cannot be read at first, and after a crash."""
+    made, records = small(is_flushed), FakeRecords.of(LOST, 6)
+    return_elsewhere(made, body, is_flushed=is_flushed)
+
+    async def unsure(store: LedgerStore, promises: Any) -> None:
+        assert LOST in store._open().removals.in_state(QuarantineState.QUARANTINED)
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 3)
+        store.collect(records, BOOKIE)
+        records.unreadable.add(LOST)
+        await compact(store)
+        await compact(store)
+        with pytest.raises(LedgerFenced):
+            await promises.add(store, LOST, {30: body(LOST, 30, size=500)})
+
+    async def decided(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert store._open().removals.get(LOST) is None
+        await compact(store)
+
+    async def after(store: LedgerStore, promises: Any) -> None:
+        for entry in range(20, 24):
+            assert await store.read(LOST, entry) == body(LOST, entry, size=500)
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 30)
+        assert LOST in store.limbo
+
+    made.live(unsure, stops=False)
+    made.crash(PROCESS_DIES)
+    records.unreadable.clear()
+    made.live(decided, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(after)
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_what_was_stored_again_elsewhere_is_deleted_without_a_record(small: Any, body: Body, is_flushed: bool) -> None:
+    made, records = small(is_flushed), FakeRecords.of(6)
+    return_elsewhere(made, body, is_flushed=is_flushed)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await store.collector.collect(is_forced=True, is_awaited=True)
+        assert store._open().removals.is_proven(LOST)
+        with pytest.raises(LedgerUnknownToBookie):
+            await store.read(LOST, 20)
+
+    assert made.live(script)
+
+
+def test_the_note_of_an_earlier_process_empties_no_log(small: Any, body: Body) -> None:
+    """The logs keep the entries of a deleted ledger until the metadata store has been asked about it again."""
+    made, records = small(), FakeRecords.of(LOST)
+
+    async def delete(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        records.unreadable.add(LOST)
+        before = set(logs_of(made))
+        await store.collector.collect(is_forced=True, is_awaited=True)
+        assert store._open().removals.is_deleted(1)
+        assert before <= set(logs_of(made))
+        records.unreadable.clear()
+        await collect(store)
+        await store._open().rebuilder.wait_idle()
+        for entry in range(12):
+            assert await store.read(LOST, entry) == body(LOST, entry, size=500)
+
+    assert made.live(delete)
+    assert made.live(script)
 
 
 def broken_catalog(data: bytes, how: str) -> bytes:

@@ -85,7 +85,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     await _note_torn_logs(parts, note, may_be_foreign=may_be_foreign, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
-    restorer = Restorer(parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.is_deleted)
+    restorer = Restorer(parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.skips)
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explain_disk_full(parts, stores, size):
         if not parts.index.catalog.is_trusted:
@@ -108,6 +108,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     for journal, mark in zip(parts.journals, marks, strict=True):
         journal.mark = mark
     has_changes = restorer.report.entry_count > 0 or parts.index.is_dirty
+    await _doubt_found(parts, events)  # without space the next start does so again
     try:
         async with _explain_disk_full(
             parts, stores, restorer.report.size + parts.index.cache.dirty_size, discards=has_changes
@@ -135,19 +136,31 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
 async def _remaining_paths(
     parts: StorageParts, opened: OpenedDatabases, returned: Sequence[str], events: Events
 ) -> dict[int, str]:
-    """Return the paths of the ledgers, without those that a crash has left of deleted ones. Raises: OSError."""
+    """Return the paths of the ledgers, and load which of them are removed. Raises: OSError."""
     worker, indexes = parts.checkpointer.worker, parts.directories.indexes
     paths = opened.paths
     if parts.databases is None:
         indexes = sorted(indexes, key=lambda path: path in returned)  # files elsewhere are newer
         paths = await worker.run(find_index_files, parts.runtime.disk, indexes)
-    paths = await parts.removals.load(paths, worker)
+    await parts.removals.load(paths, worker)
     for error in parts.removals.files.damaged:
         events.error("storage.removals_damaged", path=error.path, error=error, consequence="its ledgers are kept")
-    if leftovers := parts.removals.leftovers:
-        names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
-        events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
     return paths
+
+
+async def _doubt_found(parts: StorageParts, events: Events) -> None:
+    """Put deleted ledgers of which there is data into limbo: what they had before is gone, fences included."""
+    found = list(parts.removals.found)
+    for ledger_id in found:
+        await parts.index.distrust(ledger_id)
+    if found:
+        names = ", ".join(map(str, found[:20])) + ", ..." * (len(found) > 20)
+        events.warning(
+            "storage.deleted_ledgers_found",
+            count=len(found),
+            ledgers=names,
+            consequence="they are in quarantine until the metadata store has been asked about them",
+        )
 
 
 async def _open_lost_journals(parts: StorageParts, lost: Sequence[str]) -> bool:

@@ -7,8 +7,10 @@ on an acknowledgement. It is never reported as unknown, because it may come back
 refuse writes to them. Otherwise a late writer would create a new ledger without the old one's fence.
 
 Invariants
-- A state is durable before it has an effect, and DELETED before the index file is deleted. A start removes what a crash
-  left of a deleted ledger, and replay skips its records.
+- A state is durable before it has an effect, and DELETED before the index file is deleted. Replay skips the records of
+  a deleted ledger that this bookie wrote.
+- A note of an earlier process proves no deletion: Apache's bookie may have served the directories since, and stored the
+  ledger again. What a start finds of such a ledger is in quarantine and in limbo until the metadata store was asked.
 - A deleted ledger leaves index and memory while no index write is in progress, after a checkpoint that removed it from
   the cache, so no operation in flight can resurrect it. R-21: deletion marks the in-memory object; every writer checks
   the mark under the same lock.
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from bookies.errors import (
     CorruptRecord,
@@ -108,21 +110,40 @@ class Quarantine:
         self.on_forget: Callable[[Sequence[int]], Awaitable[None]] | None = None
         self.observer = StorageObserver()
         self.files = QuarantineFiles(disk, directories)
-        self.leftovers: list[int] = []  # deleted ledgers that still had an index file at the start
+        self.found: dict[int, None] = {}  # deleted ledgers of which the start has found data
         self._index = index
         self._checkpointer = checkpointer
         self._cache = cache
         self._states: dict[int, QuarantineRecord] = {}
+        self._inherited: set[int] = set()  # ledgers that an earlier process has deleted
         self._lock = asyncio.Lock()
 
-    async def load(self, paths: dict[int, str], worker: Worker) -> dict[int, str]:
-        """Read the states at the start and delete the index files of deleted ledgers; return the other files."""
+    async def load(self, ledger_ids: Collection[int], worker: Worker) -> None:
+        """Read the states at the start. `ledger_ids`: ledgers that have an index file."""
         self._states = await worker.run(self.files.read)
-        leftovers = {ledger_id: path for ledger_id, path in paths.items() if self.is_deleted(ledger_id)}
-        self.leftovers = list(leftovers)
-        if leftovers:
-            await worker.run(self._index.remove_files, list(leftovers.values()))
-        return {ledger_id: path for ledger_id, path in paths.items() if ledger_id not in leftovers}
+        self._inherited = {*self.in_state(QuarantineState.DELETED)}
+        for ledger_id in sorted(self._inherited.intersection(ledger_ids)):
+            self._find(ledger_id)
+
+    def skips(self, ledger_id: int, *, is_own: bool) -> bool:
+        """Report whether replay skips a record, because its ledger is deleted. `is_own`: this bookie wrote the record.
+
+        It wrote none after the deletion. Another program may have.
+        """
+        if not self.is_deleted(ledger_id):
+            return False
+        if not is_own:
+            self._find(ledger_id)
+        return is_own
+
+    def _find(self, ledger_id: int) -> None:
+        """Put a deleted ledger back into quarantine, since its deletion. Every start does so until it is decided."""
+        removal = self._states[ledger_id]
+        state = after(removal.state, QuarantineEvent.FOUND)
+        assert state is not None
+        self._states[ledger_id] = QuarantineRecord(state, removal.since_ms)
+        self.found[ledger_id] = None
+        self._inherited.discard(ledger_id)
 
     # -- queries -------------------------------------------------------------------------------------------------
     @property
@@ -136,6 +157,10 @@ class Quarantine:
     def is_deleted(self, ledger_id: int) -> bool:
         removal = self._states.get(ledger_id)
         return removal is not None and removal.state is QuarantineState.DELETED
+
+    def is_proven(self, ledger_id: int) -> bool:
+        """Report whether this process has deleted the ledger, so what the entry logs have of it is garbage."""
+        return self.is_deleted(ledger_id) and ledger_id not in self._inherited
 
     def in_state(self, *states: QuarantineState) -> dict[int, QuarantineRecord]:
         """Return the ledgers in one of these states, ascending by id."""
@@ -188,7 +213,9 @@ class Quarantine:
     async def lift(self, ledger_ids: Iterable[int]) -> None:
         """Return quarantined and pinned ledgers to normal: their metadata exists."""
         async with self._lock:
-            await self._take(self._ready_for(QuarantineEvent.RETURNED, ledger_ids), QuarantineEvent.RETURNED)
+            chosen = self._ready_for(QuarantineEvent.RETURNED, ledger_ids)
+            await self._settle(chosen)
+            await self._take(chosen, QuarantineEvent.RETURNED)
 
     async def pin(self, ledger_id: int, now_ms: int) -> None:
         """Bring a ledger back from quarantine and keep it regardless of the metadata. Raises InvalidArgument."""
@@ -199,7 +226,15 @@ class Quarantine:
                 raise InvalidArgument("this bookie has no data of it", ledger_id=ledger_id)
             if ledger_id not in self._states:
                 raise InvalidArgument("it is not in quarantine; nothing was changed", ledger_id=ledger_id)
+            await self._settle([ledger_id])
             await self._take([ledger_id], QuarantineEvent.PIN, now_ms)
+
+    async def _settle(self, ledger_ids: Sequence[int]) -> None:
+        """Make durable that found ledgers are in limbo, before their notes end."""
+        if any(ledger_id in self.found for ledger_id in ledger_ids):
+            await self._checkpointer.checkpoint()
+            for ledger_id in ledger_ids:
+                self.found.pop(ledger_id, None)
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> list[int]:
         """Delete the ledgers that are still in quarantine; return these. After a failure a later call completes it."""
@@ -225,6 +260,7 @@ class Quarantine:
             if self.on_forget is not None:
                 await self.on_forget(ledger_ids)
             await self._take(ledger_ids, QuarantineEvent.FORGET)
+            self._inherited.difference_update(ledger_ids)
 
     async def _finish(self) -> None:
         """Remove the remaining data of deleted ledgers."""
@@ -258,16 +294,18 @@ class Quarantine:
         )
 
     async def _change(self, changes: Mapping[int, QuarantineRecord | None]) -> None:
-        """Apply new states durably, or none of them if that fails."""
+        """Apply new states durably, or none of them if that fails. A ledger is ordinary only afterwards."""
         if not changes:
             return
         before = {ledger_id: self._states.get(ledger_id) for ledger_id in changes}
-        self._apply(changes)
+        self._apply({ledger_id: removal for ledger_id, removal in changes.items() if removal is not None})
+        noted = {ledger_id: removal for ledger_id, removal in self._states.items() if changes.get(ledger_id, removal)}
         try:
-            await self._checkpointer.worker.run(self.files.write, dict(self._states))
+            await self._checkpointer.worker.run(self.files.write, noted)
         except BaseException:
             self._apply(before)
             raise
+        self._apply(changes)
 
     def _apply(self, changes: Mapping[int, QuarantineRecord | None]) -> None:
         for ledger_id, removal in changes.items():

@@ -332,10 +332,10 @@ class Restorer:
         index: LedgerIndex,
         flusher: Flusher,
         readers: Readers,
-        is_deleted: Callable[[int], bool],
+        skips: Callable[..., bool],
     ) -> None:
         self.report = ReplayReport()
-        self._is_deleted = is_deleted
+        self._skips = skips
         self._cache = cache
         self._index = index
         self._flusher = flusher
@@ -351,11 +351,12 @@ class Restorer:
             return
         records, starts = batch.records, batch.records.starts
         entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
+        is_own = batch.trust is Trust.VERIFIED
         for index, (ledger_id, entry_id) in enumerate(batch.ids):
             start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
             is_doubtful = doubtful_from is not None and start >= doubtful_from
             is_doubtful = is_doubtful and start // SECTOR != (end - 1) // SECTOR
-            if self._is_deleted(ledger_id):
+            if self._skips(ledger_id, is_own=is_own):
                 self.report.deleted_count += 1
             elif (
                 is_doubtful and start // SECTOR != (start + 19) // SECTOR and not await self._is_plausible(batch, index)
@@ -379,7 +380,7 @@ class Restorer:
     async def _apply_runs(self, batch: Batch) -> None:
         """Apply the most frequent kind of batch: only entries, with long runs of one ledger."""
         for piece in pieces_of(batch):
-            if self._is_deleted(piece.ledger_id):
+            if self._skips(piece.ledger_id, is_own=batch.trust is Trust.VERIFIED):
                 self.report.deleted_count += len(piece.entry_ids)
             else:
                 records = batch.records

@@ -288,7 +288,7 @@ class Compactor:
 
         Logs of other such ledgers are not chosen. This one is missing from the ledgers map, or was lost just now.
         """
-        if not self._parts.removals.is_deleted(ledger_id) and not await self._is_unwanted(ledger_id):
+        if not self._parts.removals.is_proven(ledger_id) and not await self._is_unwanted(ledger_id):
             text = f"ledger {ledger_id} has entries in it, is missing from the index, and may be live in the metadata"
             self._logs.put_aside(log_id, text)
             raise StorageError(text, ledger_id=ledger_id)

@@ -200,7 +200,7 @@ class SealedLogs:
         garbage: dict[int, bool] = {}
         for usage in list(self.known.values()):
             for ledger_id in [held for held in usage.ledger_ids if held not in indexed and held not in garbage]:
-                garbage[ledger_id] = self._parts.removals.is_deleted(ledger_id) or await is_unwanted(ledger_id)
+                garbage[ledger_id] = self._parts.removals.is_proven(ledger_id) or await is_unwanted(ledger_id)
             usage.keep(lambda ledger_id: ledger_id in indexed or not garbage[ledger_id])
             self.on_progress()
             await asyncio.sleep(0)

@@ -122,6 +122,10 @@ class LedgerIndex:
     async def rebuild_lost_ledger(self, ledger_id: int) -> None:
         """Do as `file_missing`, and set fenced and limbo: the logs may lack entries too. Raises: ReadFailed."""
         self.file_missing(ledger_id)
+        await self.distrust(ledger_id)
+
+    async def distrust(self, ledger_id: int) -> None:
+        """Fence a ledger and put it in limbo. Raises: ReadFailed."""
         ledger = await self.load(ledger_id)
         self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
 
@@ -356,8 +360,7 @@ class LedgerIndex:
         """Fence every ledger and put it in limbo: a lost part of a journal may have named any. `text`: the reason."""
         self.catalog.add_hole(text)
         for ledger_id in list(self.ledger_ids()):
-            ledger = await self.load(ledger_id)
-            self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
+            await self.distrust(ledger_id)
 
     def path_of(self, ledger_id: int) -> str | None:
         """Return the path of the ledger's file, if it has one."""

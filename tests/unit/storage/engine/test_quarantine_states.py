@@ -18,6 +18,12 @@ from bookies.storage.engine.quarantine_states import TRANSITIONS, QuarantineEven
 from bookies.storage.store import LedgerStore
 
 LEDGER = 7
+
+
+async def _found(removals: Quarantine) -> None:
+    removals.skips(LEDGER, is_own=False)
+
+
 STATES = (None, *QuarantineState)
 CALLS: dict[QuarantineEvent, Callable[[Quarantine], Awaitable[object]]] = {
     QuarantineEvent.GONE: lambda removals: removals.quarantine([LEDGER], QuarantineState.QUARANTINED, 1),
@@ -25,6 +31,7 @@ CALLS: dict[QuarantineEvent, Callable[[Quarantine], Awaitable[object]]] = {
     QuarantineEvent.RETURNED: lambda removals: removals.lift([LEDGER]),
     QuarantineEvent.PIN: lambda removals: removals.pin(LEDGER, 1),
     QuarantineEvent.DELETE: lambda removals: removals.delete([LEDGER], 1),
+    QuarantineEvent.FOUND: _found,
     QuarantineEvent.FORGET: lambda removals: removals.forget([LEDGER]),
 }
 WAYS: dict[QuarantineState | None, tuple[QuarantineEvent, ...]] = {
