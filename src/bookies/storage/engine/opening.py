@@ -69,7 +69,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     async with _explain_disk_full(parts, directories.indexes, REOPEN_ROOM, discards=False):
         opened = await open_databases(parts, catalog, found_marks, events)
     paths = await _remaining_paths(parts, opened, returned, events)
-    lost, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
+    lost, loss_texts, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
@@ -93,6 +93,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         for number, directory in enumerate(directories.journals):
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
+    parts.report.has_losses = bool(lost)
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
         first = parts.index.catalog.uncounted_from
         checkpointer.log.uncounted_id = first if first >= 0 else -1 - first
@@ -100,8 +101,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await rebuild_lost(parts, opened)
     elif lacks_ledgers and parts.databases is None:
         await _find_ledgers(parts, doubtful)
-    lost_text = [f"{path}: lost with all files" for path in lost]
-    for text in [*restorer.report.holes, *lost_text, *opened.holes(parts.index.catalog.holes)]:
+    for text in [*restorer.report.holes, *loss_texts, *opened.holes(parts.index.catalog.holes)]:
         parts.index.catalog.note_torn({})  # torn parts may have the lost entries
         await parts.index.mark_all_uncertain(text)
     _log_report(restorer.report, events)
@@ -125,8 +125,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         if parts.databases is not None:
             await worker.run(parts.databases.settled)
         await worker.run(directories.remove_leftovers)
-        if await _open_lost_journals(parts, lost) and lost:
-            await worker.run(note_applied, runtime.disk, directories.all)
+        await _note_losses(parts)
     async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
@@ -163,11 +162,12 @@ async def _doubt_found(parts: StorageParts, events: Events) -> None:
         )
 
 
-async def _open_lost_journals(parts: StorageParts, lost: Sequence[str]) -> bool:
-    """Open all journals. False: a lost one has no file yet, so the next start must know that it is lost."""
-    await open_journals(parts)
-    journals = zip(parts.journals, parts.directories.journals, strict=True)
-    return all(journal.is_open for journal, directory in journals if directory in lost)
+async def _note_losses(parts: StorageParts) -> None:
+    """Open the journals, and note that all ledgers are in limbo because of the losses, if there are any."""
+    if not await open_journals(parts) and parts.report.has_losses:
+        with contextlib.suppress(DiskFull):  # then the next start puts them into limbo again
+            note = partial(note_applied, parts.runtime.disk, parts.directories.all, is_whole=False)
+            await parts.checkpointer.worker.run(note)
 
 
 async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bool, lacks_ledgers: bool) -> None:
@@ -219,9 +219,10 @@ async def _find_ledgers(parts: StorageParts, doubtful: Sequence[int]) -> None:
 
 
 async def open_journals(parts: StorageParts) -> bool:
-    """Create the first file of this process in each journal. False: a journal has no space for it. Raises: OSError.
+    """Create the first file of this process in each journal. False: there is no space for one. Raises: OSError.
 
-    If necessary, deletes backups of old journal files.
+    If necessary, deletes backups of old journal files. Losses are applied then, before a record is accepted: from now
+    on each journal must have files.
     """
     worker, disk = parts.checkpointer.worker, parts.runtime.disk
     for number, journal in enumerate(parts.journals):
@@ -238,7 +239,15 @@ async def open_journals(parts: StorageParts) -> bool:
             with contextlib.suppress(DiskFull):
                 await worker.run(note_place, disk, *place)
                 await journal.open(first_id)
-    return all(journal.is_open for journal in parts.journals)
+    if not all(journal.is_open for journal in parts.journals):
+        return False
+    if parts.report.has_losses:
+        try:
+            await worker.run(partial(note_applied, disk, parts.directories.all, is_whole=True))
+        except DiskFull:
+            return False
+        parts.report.has_losses = False
+    return True
 
 
 @contextlib.asynccontextmanager
@@ -307,13 +316,16 @@ async def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
             await parts.checkpointer.worker.run(parts.checkpointer.mark_files.reset, number)
 
 
-def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], LogsFound]:
-    """Return the directories whose loss is not applied yet, and the entry logs, with complete outputs of compactions.
+def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], list[str], LogsFound]:
+    """Return the directories whose loss is not applied, the holes of losses that are not noted, and the entry logs.
+
+    Complete outputs of compactions count as logs.
 
     Raises: OSError; StorageError if another journal has no file after an unclean stop: each start creates one before
     `DIRTY`.
     """
-    lost = currents_of(loss.path for loss in unapplied(disk, directories.all))
+    losses = unapplied(disk, directories.all)
+    lost = currents_of(loss.path for loss in losses)
     for directory in directories.journals:
         if directory not in lost and not directories.was_clean and not journal_ids(disk, directory):
             raise StorageError(
@@ -322,7 +334,8 @@ def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], LogsF
                 "bookie: bk bookie format"
             )
     logs = frozenset((*find_logs(disk, directories.ledgers), *complete_outputs(disk, directories.ledgers)))
-    return lost, LogsFound(logs, greatest_log_id(disk, directories.ledgers))
+    texts = [f"{path}: lost with all files" for path in currents_of(loss.path for loss in losses if not loss.is_noted)]
+    return lost, texts, LogsFound(logs, greatest_log_id(disk, directories.ledgers))
 
 
 def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequence[str]) -> LogsFound:

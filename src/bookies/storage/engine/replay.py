@@ -65,7 +65,7 @@ class ReplayReport(Struct):
     created without a key. `holes`: the problem of each acknowledged part of a journal that is lost. `kept_count`:
     doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds, and those that the
     crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them. `is_covered`: the
-    checkpoint after the replay has succeeded.
+    checkpoint after the replay has succeeded. `has_losses`: losses of directories are not applied yet.
     """
 
     file_count: int = 0
@@ -78,6 +78,7 @@ class ReplayReport(Struct):
     keyless: list[int] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
     is_covered: bool = False
+    has_losses: bool = False
 
 
 class JournalReader:
@@ -350,8 +351,8 @@ class Restorer:
             await self._apply_runs(batch)
             return
         records, starts = batch.records, batch.records.starts
-        entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
         is_own = batch.trust is Trust.VERIFIED
+        entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
         for index, (ledger_id, entry_id) in enumerate(batch.ids):
             start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
             is_doubtful = doubtful_from is not None and start >= doubtful_from

@@ -5,12 +5,13 @@ mark, in every directory that it uses. A lost directory that does not exist is l
 and is empty is used in place of the old one: it gets the notes too, and so the mark. A directory with files but without
 the mark is the old disk, or a copy of it. The bookie has continued without it, so it refuses to start with it.
 
-A loss counts as applied when the storage has noted durably that any ledger may have been in the directory. Until then
-every start does so again. It counts as replaced when an empty directory has the mark: if that one is lost too, the
+A loss counts as noted when the storage has noted durably that any ledger may have been in the directory. Until then
+every start does so again. It counts as applied when every journal has a file, too: the files of a journal that has none
+are not missing. It counts as replaced when an empty directory has the mark: if that one is lost too, the
 operator has to name it again. A note is never removed. Copies differ after a crash; all of them are true.
 
-    {"losses": [{"path": "/d2/bk", "mark": "9f86d081884c7d65", "applied": true, "replaced": false}]}
-    8c1f0b7e
+    {"losses": [{"path": "/d2/bk", "mark": "9f86d081884c7d65", "noted": true, "applied": true, "replaced": false}]}
+    3276c5e9
 
 The first line is JSON, the second its crc32. Source: storage 9.3, 10.2.
 """
@@ -41,6 +42,7 @@ class Loss(Struct, frozen=True):
     mark: str
     is_applied: bool = False
     is_replaced: bool = False
+    is_noted: bool = False
 
 
 class Uses(Struct, frozen=True):
@@ -59,7 +61,13 @@ class Uses(Struct, frozen=True):
 def pack(losses: Sequence[Loss]) -> bytes:
     """Return the content of the file."""
     facts = [
-        {"path": loss.path, "mark": loss.mark, "applied": loss.is_applied, "replaced": loss.is_replaced}
+        {
+            "path": loss.path,
+            "mark": loss.mark,
+            "noted": loss.is_noted,
+            "applied": loss.is_applied,
+            "replaced": loss.is_replaced,
+        }
         for loss in losses
     ]
     line = json.dumps({"losses": facts}).encode() + b"\n"
@@ -74,14 +82,21 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> list[Loss]:
     try:
         losses = parse_json(line)["losses"]
         return [
-            Loss(str(loss["path"]), str(loss["mark"]), bool(loss["applied"]), bool(loss["replaced"])) for loss in losses
+            Loss(
+                str(loss["path"]),
+                str(loss["mark"]),
+                bool(loss["applied"]),
+                bool(loss["replaced"]),
+                bool(loss.get("noted", loss["applied"])),
+            )
+            for loss in losses
         ]
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptRecord(f"not a list of losses: {error}", path=path, offset=0) from error
 
 
 def union(copies: Iterable[Sequence[Loss]]) -> list[Loss]:
-    """Return the losses of all copies. A loss is applied, or replaced, if any copy says so."""
+    """Return the losses of all copies. A loss is noted, applied, or replaced, if any copy says so."""
     losses: dict[tuple[str, str], Loss] = {}
     for copy in copies:
         for loss in copy:
@@ -90,6 +105,7 @@ def union(copies: Iterable[Sequence[Loss]]) -> list[Loss]:
                 known,
                 is_applied=known.is_applied or loss.is_applied,
                 is_replaced=known.is_replaced or loss.is_replaced,
+                is_noted=known.is_noted or loss.is_noted,
             )
     return list(losses.values())
 
@@ -169,9 +185,15 @@ def unapplied(disk: Disk, currents: Sequence[str]) -> list[Loss]:
     return [loss for loss in union(read(disk, currents).values()) if not loss.is_applied]
 
 
-def note_applied(disk: Disk, currents: Sequence[str]) -> None:
-    """Note that all losses are applied. Raises: CorruptRecord, DiskFull, OSError, if no directory accepts it."""
-    losses = [replace(loss, is_applied=True) for loss in union(read(disk, currents).values())]
+def note_applied(disk: Disk, currents: Sequence[str], *, is_whole: bool) -> None:
+    """Note that all losses are noted, and with `is_whole` applied.
+
+    Raises: CorruptRecord, DiskFull, OSError, if no directory accepts it.
+    """
+    losses = [
+        replace(loss, is_noted=True, is_applied=loss.is_applied or is_whole)
+        for loss in union(read(disk, currents).values())
+    ]
     replace_copies(disk, [posixpath.join(current, FILE_NAME) for current in currents], pack(losses))
 
 

@@ -110,9 +110,18 @@ def test_applied_losses_are_noted_everywhere() -> None:
     currents = currents_of(DIRECTORIES)
     disk.put(f"{currents[0]}/{FILE_NAME}", pack([Loss("/l2", "m1")]))
     assert unapplied(disk, currents) == [Loss("/l2", "m1")]
-    note_applied(disk, currents)
+    noted = Loss("/l2", "m1", is_noted=True)
+    note_applied(disk, currents, is_whole=False)
+    assert unapplied(disk, currents) == [noted]
+    assert list(read(disk, currents).values()) == [[noted]] * 3
+    note_applied(disk, currents, is_whole=True)
     assert unapplied(disk, currents) == []
-    assert list(read(disk, currents).values()) == [[Loss("/l2", "m1", is_applied=True)]] * 3
+    assert list(read(disk, currents).values()) == [[Loss("/l2", "m1", is_applied=True, is_noted=True)]] * 3
+
+
+def test_a_note_of_an_earlier_version_is_understood() -> None:
+    line = b'{"losses": [{"path": "/l2", "mark": "m1", "applied": true, "replaced": false}]}\n'
+    assert parse(_signed(line)) == [Loss("/l2", "m1", is_applied=True, is_noted=True)]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
