@@ -5,6 +5,7 @@
     TO/CLUSTER/run-RUN/metadata.jsonl         all metadata when the run began, as `bk metadata dump` writes it
     TO/CLUSTER/run-RUN/ledgers.json           `Contents`: the copies of the run, and what it lacks
     TO/CLUSTER/run-RUN/manifest.json          `RunManifest`: digests of these two; written last
+    TO/CLUSTER/sweeps/SWEEP.json              directories that a run with `keep` is about to delete
 
 A sealed ledger does not change, so a copy serves every later run. A run that was killed has no manifest; its complete
 copies serve the next run, under any name.

@@ -387,11 +387,12 @@ def _confirm(root: str, manifest: RunManifest, contents: Contents, new: Sequence
             f"fault of the store, so there is no such run: repeat it under a new id ({error})"
         ) from error
     is_based = not manifest.base or any(run.run == manifest.base for run in backup_files.runs(root))
-    if lost := backup_files.lost_copies(root, new if is_based else contents.copies):
+    lost = backup_files.lost_copies(root, new if is_based else contents.copies)
+    if lost or backup_files.RUN + manifest.run in backup_files.announced(root):
         backup_files.delete_run(root, manifest.run)
         raise ReadFailed(
-            f"another run has deleted the copies of {len(lost):,} ledgers meanwhile, so there is no run "
-            f"{manifest.run}: repeat it"
+            f"another run deletes {f'the copies of {len(lost):,} ledgers' if lost else 'leftovers'} at present, so "
+            f"there is no run {manifest.run}: repeat it"
         )
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pyarrow.fs
 from msgspec import to_builtins
 
@@ -38,6 +40,7 @@ from bookies.protocol.log.log_segments import joined, parse_segment
 from bookies.spark.write import tier
 
 RUN, MANIFEST, LEDGERS, METADATA = "run-", "manifest.json", "ledgers.json", "metadata.jsonl"
+SWEEPS = "sweeps"  # directory of announcements
 LOOKED_UP = 1000  # files whose sizes are asked for at a time
 
 
@@ -242,14 +245,14 @@ def name_copy(root: str, record: LedgerMetadata, copy: LedgerCopy) -> None:
 
 
 def lost_copies(root: str, copies: Iterable[LedgerCopy]) -> set[int]:
-    """Return the ledgers of copies of which a file is missing or has another size."""
+    """Return the ledgers of copies that are about to be deleted, or of which a file is missing or has another size."""
+    doomed = announced(root)  # before the files are looked up: an announcement ends after its deletions
     system, path = tier.system_of(root)
-    named = [
-        (copy.ledger, f"{path}{uri_of(root, copy).removeprefix(root)}/{name}", size)
-        for copy in copies
-        for name, size in copy.files
-    ]
-    lost = set()
+    lost, named = set(), []
+    for copy in copies:
+        if (place := _place_of(root, copy)) in doomed:
+            lost.add(copy.ledger)
+        named += [(copy.ledger, f"{path}/{place}/{name}", size) for name, size in copy.files]
     for at in range(0, len(named), LOOKED_UP):
         part = named[at : at + LOOKED_UP]
         infos = system.get_file_info([file for _, file, _ in part])
@@ -259,19 +262,75 @@ def lost_copies(root: str, copies: Iterable[LedgerCopy]) -> set[int]:
     return lost
 
 
+# -- deletion ----------------------------------------------------------------------------------------------------------
+# Object stores have no locks. A sweep announces what it is about to delete, then reads which runs are complete. A run
+# writes its manifest, then reads what is announced. So at least one of them sees the other, and gives way.
+
+
+def _place_of(root: str, copy: LedgerCopy) -> str:
+    return uri_of(root, copy).removeprefix(f"{root}/")
+
+
+def announced(root: str) -> set[str]:
+    """Return the directories of copies and runs, relative to `root`, that a sweep is about to delete.
+
+    Raises `InvalidArgument`.
+    """
+    system, path = tier.system_of(f"{root}/{SWEEPS}")
+    return {place for places in _announcements(system, path).values() for place in places}
+
+
+def _announcements(system: Any, path: str) -> dict[str, list[str]]:
+    """Return the announced directories by the path of their announcement."""
+    found = {}
+    for info in _inside(system, path):
+        if info.base_name.startswith("_"):
+            continue  # It is being written.
+        try:
+            found[info.path] = msgspec.json.decode(_read(system, info.path), type=list[str])
+        except FileNotFoundError:
+            continue  # Its sweep has ended meanwhile.
+        except msgspec.DecodeError as error:
+            raise InvalidArgument(
+                f"{info.path} is damaged: delete it while no backup runs with --keep ({error})"
+            ) from error
+    return found
+
+
 def delete_leftovers(to: str, cluster: str, before_s: float) -> None:
     """Delete what no complete run has: copies, and runs without a manifest, not written to since `before_s`.
 
-    `before_s`: seconds since 1970.
+    Other runs may end meanwhile. `before_s`: seconds since 1970.
     """
     root = f"{to}/{cluster}"
-    listed = {(copy.ledger, copy.attempt) for run in runs(root) for copy in contents_of(root, run).copies}
-    for attempt in tier.attempts(to, cluster):
-        if (attempt.ledger_id, attempt.attempt) not in listed and attempt.changed_s <= before_s:
-            tier.delete_attempt(to, attempt)
     system, path = tier.system_of(root)
-    complete = {RUN + run.run for run in runs(root)}
-    for info in _inside(system, path):
-        is_run = info.base_name.startswith(RUN) and info.base_name not in complete
-        if is_run and tier.changed_s(system, info) <= before_s:
-            system.delete_dir(info.path)
+    used = _used(root)
+    doomed = [
+        attempt.path.removeprefix(f"{path}/") for attempt in tier.attempts(to, cluster) if attempt.changed_s <= before_s
+    ]
+    doomed += [
+        info.base_name
+        for info in _inside(system, path)
+        if info.base_name.startswith(RUN) and tier.changed_s(system, info) <= before_s
+    ]
+    if doomed := [place for place in doomed if place not in used]:
+        system.create_dir(f"{path}/{SWEEPS}", recursive=True)
+        name = f"{uuid.uuid4().hex}.json"
+        tier.put(system, f"{path}/{SWEEPS}", name, msgspec.json.encode(doomed))
+        used = _used(root)
+        for place in doomed:
+            if place not in used:
+                system.delete_dir(f"{path}/{place}")
+        system.delete_file(f"{path}/{SWEEPS}/{name}")
+    for notice, places in _announcements(system, f"{path}/{SWEEPS}").items():
+        # Of a sweep that was killed. While it has something to delete, it may be running.
+        infos = system.get_file_info([f"{path}/{place}" for place in places])
+        if all(info.type is pyarrow.fs.FileType.NotFound for info in infos):
+            system.delete_file(notice)
+
+
+def _used(root: str) -> set[str]:
+    """Return the directories of complete runs and of the copies that they list, relative to `root`."""
+    complete = runs(root)
+    places = {_place_of(root, copy) for run in complete for copy in contents_of(root, run).copies}
+    return places | {RUN + run.run for run in complete}

@@ -120,6 +120,60 @@ def test_what_no_run_lists_is_deleted_when_it_is_old(root: str) -> None:
     assert [path.name for path in pathlib.Path(root).glob("run-*")] == ["run-monday"]
 
 
+@pytest.mark.parametrize("is_listed_first", [True, False])
+def test_a_run_that_ends_during_a_sweep_loses_no_copy(
+    root: str, monkeypatch: pytest.MonkeyPatch, *, is_listed_first: bool
+) -> None:
+    """It ends after the sweep has read which copies are listed. Either it gives way, or the sweep keeps its copies."""
+    to = root.rpartition("/")[0]
+    copy, used = copied(root, "one"), backup_files._used
+    written(root, "monday", 5)
+    calls = 0
+
+    def late(root: str) -> set[str]:
+        nonlocal calls
+        calls += 1
+        found = set() if calls == 1 else used(root)
+        if calls == (1 if is_listed_first else 2):
+            run = written(root, "tuesday", 6, copy)
+            if is_listed_first:
+                _confirm(root, run, contents_of(root, run), [copy])
+            else:
+                with pytest.raises(ReadFailed, match="copies of 1 ledgers at present, so there is no run tuesday"):
+                    _confirm(root, run, contents_of(root, run), [copy])
+        return found
+
+    monkeypatch.setattr(backup_files, "_used", late)
+    delete_leftovers(to, "c1", 1e12)
+    for run in runs(root):
+        assert lost_copies(root, contents_of(root, run).copies) == set()
+    assert [run.run for run in runs(root)] == (["monday", "tuesday"] if is_listed_first else ["monday"])
+    assert list(pathlib.Path(root, "sweeps").iterdir()) == []
+
+
+def test_what_a_killed_sweep_has_announced_is_copied_again(root: str) -> None:
+    to = root.rpartition("/")[0]
+    copy, kept = copied(root, "one"), copied(root, "two", 6)
+    name_copy(root, record(), copy)
+    written(root, "monday", 5, kept)
+    sweeps = pathlib.Path(root, "sweeps")
+    sweeps.mkdir()
+    (sweeps / "_newhalf.json").write_bytes(b"[")
+    (sweeps / "killed.json").write_bytes(b'["ledger-5/one","run-killed"]')
+    assert complete_copy(root, record()) is None
+    run = written(root, "killed", 6, kept)
+    with pytest.raises(ReadFailed, match="deletes leftovers at present, so there is no run killed: repeat it"):
+        _confirm(root, run, contents_of(root, run), [])
+    delete_leftovers(to, "c1", 0.0)
+    assert (sweeps / "killed.json").exists()
+    delete_leftovers(to, "c1", 1e12)
+    assert [path.name for path in sweeps.iterdir()] == ["_newhalf.json"]
+    assert lost_copies(root, [copy, kept]) == {5}
+    (sweeps / "damaged.json").write_bytes(b"{")
+    with pytest.raises(InvalidArgument, match=r"damaged.json is damaged: delete it while no backup runs"):
+        lost_copies(root, [kept])
+
+
 def test_a_dump_that_is_not_finished_leaves_nothing(root: str) -> None:
     dump = DumpFile(root, "monday")
     dump.write([{"kind": "cluster"}])
