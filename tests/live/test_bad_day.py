@@ -72,6 +72,12 @@ def test_a_deleted_ledger_comes_back_with_its_entries(
     bk("bookie", "gc", "--wait", "--bookie", bookies[0])
     assert bk("bookie", "orphans", "--json").json() == {bookie.id: [] for bookie in cluster.bookies}
     assert done("ledger", "verify", ledger_id).status == 0
+    never = (tmp_path / "dump").read_text().replace(f'"ledger": {ledger_id},', '"ledger": 999,')
+    (tmp_path / "never").write_text(never)
+    refused = done("metadata", "apply", "never", 999, *REASON, status=1)
+    assert "no bookie shows the last one (" in refused.out
+    assert all(f"{bookie}: " in refused.out for bookie in bookies)
+    assert '--accept "ledger 999 may lose data"' in refused.err
 
 
 def test_a_bookie_gets_another_id(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:

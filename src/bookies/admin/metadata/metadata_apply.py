@@ -19,6 +19,7 @@ from bookies.admin.shared.report import Report
 from bookies.model import LedgerMetadata
 
 if TYPE_CHECKING:
+    from bookies.client.transport.pool import BookiePool
     from bookies.metadata.interface import MetadataDriver
     from bookies.protocol.ledger.operator_change import FieldChange
 
@@ -205,7 +206,14 @@ async def apply(arguments: argparse.Namespace) -> Report:
 
 
 async def _apply(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
+    from bookies.client.connect import connect
+
     plans = await _plans(driver, arguments)
+    if created := [plan for plan in plans if plan.state in ("deleted", "unreadable")]:
+        async with connect(_uri(arguments)) as client:
+            for plan in created:
+                assert plan.after is not None
+                plan.dangers += await unshown_ends(client.administration().access.pool, plan.after)
     remarks: list[str] = []
     for plan in plans:
         if plan.state == "refused":
@@ -226,6 +234,32 @@ async def _apply(driver: MetadataDriver, arguments: argparse.Namespace) -> Repor
         status=0,
         remarks=[f"bk metadata: changed {len(changed):,} {'record' if len(changed) == 1 else 'records'}"],
     )
+
+
+async def unshown_ends(pool: BookiePool, record: LedgerMetadata) -> list[str]:
+    """Return the fragments of a closed ledger whose last entry no bookie shows, with the reasons. It may have been
+    deleted on the bookies, or never have existed. Raises `MetadataError`, `ClientClosed`.
+    """
+    from bookies.errors import BookKeeperError, ClientClosed, MetadataError
+    from bookies.protocol.quorums.quorum import write_set
+    from bookies.protocol.repair.fragments import fragments_to_check
+
+    texts = []
+    for fragment in fragments_to_check(record, -1) if record.is_closed else ():
+        reasons = []
+        for position in write_set(fragment.last, len(fragment.ensemble), fragment.write_quorum):
+            bookie = fragment.ensemble[position]
+            try:
+                await pool.read_entry(bookie, record.ledger_id, fragment.last)
+                break
+            except (ClientClosed, MetadataError):
+                raise
+            except BookKeeperError as error:
+                reasons.append(f"{bookie}: {error.message}")
+        else:
+            entries = f"entries {fragment.first} to {fragment.last}: no bookie shows the last one"
+            texts.append(f"{entries} ({'; '.join(reasons)})")
+    return texts
 
 
 async def write_plan(driver: MetadataDriver, plan: Plan, reason: str) -> None:

@@ -161,7 +161,10 @@ def test_a_deleted_ledger_is_restored(
     on(store, delete)
     assert main(["metadata", "diff", path]) == 1
     assert "ledger 3: deleted" in capsys.readouterr().out
-    assert main(["metadata", "apply", path, *REASON]) == 0
+    assert main(["metadata", "apply", path, *REASON]) == 1
+    printed = capsys.readouterr()
+    assert "danger: entries 0 to 4: no bookie shows the last one (b1: " in printed.out
+    assert main(["metadata", "apply", path, *REASON, "--accept", "ledger 3 may lose data"]) == 0
     assert record(store, 3) == before.replace(stores_ctime=True)
 
     async def open_and_delete(driver: MetadataDriver) -> None:
