@@ -70,6 +70,28 @@ def test_who_is_announced_neither_gives_nor_takes() -> None:
     run(scenario)
 
 
+def test_a_replica_goes_to_the_planned_bookie_or_to_none() -> None:
+    """The planned ones have become read-only, and another bookie is new since the plan."""
+
+    async def scenario(world: World) -> None:
+        ledgers = await with_new_bookies(world, 30)
+        await asyncio.sleep(1)
+        plan = await planned(world)
+        assert {move.target for move in plan.moves} <= {"b6", "b7"}
+        world.cluster.add_bookie("b8")
+        await world.start("b8")
+        for name in ("b6", "b7"):
+            server = world.cluster.bookies[name].server
+            assert server is not None
+            await world.cluster.bookies[name].participant.create_task(server.hold_read_only(True))
+        await asyncio.sleep(2)
+        result = await world.act(balance_of(world).run(plan))
+        assert (result.moves, len(result.refused)) == (0, len(plan.moves))
+        assert not any(world.record(ledger_id).names(BookieId("b8")) for ledger_id in ledgers)
+
+    run(scenario)
+
+
 AUTOMATIC = {"balance_interval_s": 10, "balance_excess_size": 1_000, "balance_rate_size": 0}
 
 
@@ -178,8 +200,37 @@ def test_nothing_moves_while_something_else_has_to_be_done() -> None:
         await world.act(world.notes.end_maintenance(BookieId("b2")))
         await stands_still("ledgers lack replicas: b2 has lost entries")
         counts.left = OwedTotals()
+        assert server.store.parts is not None
+        failed = server.store.parts.health.failed
+        failed["/elsewhere"] = "a write has failed"
+        await asyncio.sleep(12)
+        await stands_still("`bk bookie disks --bookie b2` whether a directory has failed")
+        failed.clear()
         await world.until(lambda: shares_hold(world))
         assert balance.moved.replicas > 0
+
+    run(scenario)
+
+
+def test_a_balance_stops_after_a_directory_has_failed() -> None:
+    async def scenario(world: World) -> None:
+        await with_new_bookies(world)
+        healer = await world.heal(**(AUTOMATIC | {"balance_rate_size": 5_000}))
+        balance = healer.recovery.auditor.balance
+
+        async def has_begun() -> bool:
+            return balance.moved.replicas > 3
+
+        await world.until(has_begun)
+        server = world.cluster.bookies["b1"].server
+        assert server is not None
+        assert server.store.parts is not None
+        server.store.parts.health.failed["/elsewhere"] = "a write has failed"
+
+        async def has_stopped() -> bool:
+            return "b1 has lost entries" in str(healer.recovery.auditor.last["balance"].facts.get("stopped by"))
+
+        await world.until(has_stopped, 30)
 
     run(scenario)
 

@@ -326,6 +326,7 @@ class BookieServer:
                 raise self._cause.result()
             self.store.on_mode_change(self._mode_changed)
             self.state.storage_is(self.store.is_writable)
+            self.state.owed.may_lack = lambda: bool(self.store.parts and self.store.parts.health.failed)
             self.state.started()
             await self._registration.begin(self.address, self.http_address)
             self._tasks.start(self._registration.keep(), f"registration of {self.bookie_id}")

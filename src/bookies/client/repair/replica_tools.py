@@ -393,6 +393,7 @@ class ReplicaTools:
         *,
         in_place: bool = False,
         exclude: Collection[BookieId] = (),
+        target: BookieId | None = None,
         bytes_per_s: float | None = None,
         pace: RateLimit | None = None,
         progress: OnProgress | None = None,
@@ -403,7 +404,7 @@ class ReplicaTools:
 
         * `fragment`, `positions`: as from `check_ledger`.
         * `in_place`: copy to the same bookies, which have lost entries.
-        * `exclude`: bookies that must not be chosen.
+        * `exclude`: bookies that must not be chosen. `target`: the only one that may be.
         * `bytes_per_s`: limit over all copies; None: unlimited. `pace`: instead, a limit shared with other operations.
         * `update`: the record's loop, for callers that already hold the ledger's lock.
 
@@ -418,7 +419,8 @@ class ReplicaTools:
         wanted = _positions(fragment, positions)
         bytes_per_s = rate("bytes_per_s", bytes_per_s)
         moves: list[Move] = []
-        choose = avoiding(self.access, bookie_ids("exclude", exclude))
+        only = None if target is None else bookie_id(target)
+        choose = avoiding(self.access, bookie_ids("exclude", exclude), only)
         if switch("in_place", in_place):
 
             def choose(now: Fragment, left: Sequence[int], refusing: Collection[BookieId]) -> Sequence[Replacement]:

@@ -105,11 +105,16 @@ Choose = Callable[[Fragment, Sequence[int], Collection[BookieId]], Sequence[Repl
 """Choose bookies for at least some of the positions of a fragment; the last argument excludes bookies."""
 
 
-def avoiding(access: LedgerAccess, unwanted: Collection[BookieId]) -> Choose:
-    """Return the ordinary choice: the best placed of the writable bookies, without the unwanted ones."""
+def avoiding(access: LedgerAccess, unwanted: Collection[BookieId], target: BookieId | None = None) -> Choose:
+    """Return the ordinary choice: the best placed of the writable bookies, without the unwanted ones.
+
+    `target`: the only bookie that may be chosen.
+    """
 
     def choose(fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]) -> Sequence[Replacement]:
-        return choose_some_targets(fragment, positions, access.candidates(), [*unwanted, *refusing])
+        candidates = access.candidates()
+        others = [bookie for bookie in candidates.cluster.bookies if target not in (None, bookie)]
+        return choose_some_targets(fragment, positions, candidates, [*unwanted, *refusing, *others])
 
     return choose
 

@@ -117,7 +117,7 @@ def obstacle_of(
     missing: bookies that ledgers name and that are not registered.
     marked: some of the ledgers that auto-recovery has to repair.
     announced: why operators do not want data moved, by bookie.
-    owing: bookies that have lost entries, and have not fetched them.
+    owing: bookies that have lost entries, and have not fetched them, or whose directories have failed.
     """
     if not is_enabled:
         return "auto-recovery is disabled; `bk recovery enable` allows it"
@@ -127,7 +127,10 @@ def obstacle_of(
         return f"ledger {marked[0]} is marked for a repair; `bk recovery why {marked[0]}` shows it"
     if owing:
         bookie = min(owing)
-        return f"ledgers lack replicas: {bookie} has lost entries; `bk bookie owed --bookie {bookie}` shows how many"
+        return (
+            f"ledgers lack replicas: {bookie} has lost entries; `bk bookie owed --bookie {bookie}` shows how many, and "
+            f"`bk bookie disks --bookie {bookie}` whether a directory has failed"
+        )
     return next((f"{bookie}: {why}" for bookie, why in announced.items()), None)
 
 

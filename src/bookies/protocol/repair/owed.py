@@ -44,7 +44,8 @@ class OwedCounts(Struct):
     """Entries that a bookie owes at present, has found to be owed, and has fetched since its start.
 
     `found_size`: bytes, estimated. `remaining_s`: forecast; None: not known yet. `describe`: returns what is owed of
-    each ledger as text. `is_known`: what is left was determined.
+    each ledger as text. `is_known`: what is left was determined. `may_lack`: returns whether a directory has failed
+    since the start, so entries that are not counted may be lost.
     """
 
     left: OwedTotals = OwedTotals()
@@ -55,11 +56,13 @@ class OwedCounts(Struct):
     remaining_s: float | None = None
     describe: Callable[[], Mapping[str, str]] = dict
     is_known: bool = True
+    may_lack: Callable[[], bool] = bool
 
     @property
     def entries(self) -> int:
-        """Return how many entries are owed; 1 while that is not known."""
-        return self.left.entries if self.is_known else max(1, self.left.entries)
+        """Return how many entries are owed; at least 1 while that is not known."""
+        is_known = self.is_known and not self.may_lack()
+        return self.left.entries if is_known else max(1, self.left.entries)
 
     def found(self, before: Owed | None, now: Owed) -> None:
         """Count what is owed of a ledger beyond what was owed before."""

@@ -24,7 +24,15 @@ from bookies.protocol.repair.balance import BalancePlan, obstacle_of
 from bookies.replication.auditor.checks import PassReport
 from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.task_parts import TaskParts
-from bookies.replication.repair.balance import RATE_MIN, Balance, BalanceProgress, BalanceResult, Slack, first_marked
+from bookies.replication.repair.balance import (
+    RATE_MIN,
+    Balance,
+    BalanceProgress,
+    BalanceResult,
+    Slack,
+    first_marked,
+    owing_in,
+)
 from bookies.runtime.tasks import all_of
 
 NAME = "balance"  # of its reports
@@ -32,6 +40,7 @@ BEGIN, END = 0.10, 0.05  # deviations from a share
 LANES = 1  # ledgers at a time: more copies would arrive in bursts
 PART_SIZE = 128 << 10  # bytes that a copy transfers at a time, for the same reason
 SLOWDOWN = 1.2  # allowed multiple of the usual latency of requests
+ASK_S = 10.0  # between two questions to bookies whether they have lost entries
 RETRY_S = 60.0  # after something stood in the way, and after an election
 
 
@@ -60,6 +69,8 @@ class AutomaticBalance:
         self._is_begun = False
         self._has_copied = False  # in the last round
         self._named: frozenset[BookieId] = frozenset()  # bookies in records, while replicas move
+        self._owing: list[BookieId] = []  # bookies that may have lost entries
+        self._owing_due_s = 0.0  # when to ask for them again
         self._balance = Balance(
             Operator(parts.runtime, parts.client, parts.driver, parts.owner),
             self.pace,
@@ -121,7 +132,11 @@ class AutomaticBalance:
         await membership.refresh()
         is_on = not await self._parts.switch.is_off()
         missing = self._named - membership.registered
-        return obstacle_of(is_on, missing, await first_marked(self._parts.driver), membership.announced(self._named))
+        marked, announced = await first_marked(self._parts.driver), membership.announced(self._named)
+        if (now_s := self._parts.runtime.clock.monotonic()) >= self._owing_due_s:
+            self._owing = owing_in(await self._balance.loads(sorted(membership.registered)))
+            self._owing_due_s = now_s + ASK_S
+        return obstacle_of(is_on, missing, marked, announced, self._owing)
 
     async def _move(self, plan: BalancePlan, result: BalanceResult) -> None:
         """Carry out a plan until something stands in the way; `result` receives what was done."""

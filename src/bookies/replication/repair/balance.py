@@ -10,7 +10,7 @@ Operators start it, and the auditor does (`auditor/automatic_balance.py`). Sourc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct, field
@@ -98,6 +98,11 @@ async def first_marked(driver: MetadataDriver) -> list[int]:
     return []
 
 
+def owing_in(loads: Mapping[BookieId, ReadLoad]) -> list[BookieId]:
+    """Return the bookies that may have lost entries."""
+    return [bookie for bookie, load in loads.items() if load.owed_entries]
+
+
 class Balance:
     """Balance of a cluster. `rate`: of records read, per second; `lanes`: ledgers at a time.
 
@@ -154,13 +159,13 @@ class Balance:
             for bookie, note in notes.by_bookie.items()
             if note.maintenance is not None or bookie in named
         }
-        loads = await self._loads(list(modes))
+        loads = await self.loads(list(modes))
         obstacle = obstacle_of(
             await self._driver.recovery.is_enabled(),
             named - modes.keys(),
             await first_marked(self._driver),
             announced,
-            [bookie for bookie, load in loads.items() if load.owed_entries],
+            owing_in(loads),
         )
         worsens = await self._judge()
         balancer = Balancer(held, room, slack.end, size_min=slack.size_min, worsens=worsens)
@@ -176,7 +181,7 @@ class Balance:
         moves = relief.moves()
         return replace(plan, moves=moves, after=relief.after, relieves=bool(moves))
 
-    async def _loads(self, bookies: Sequence[BookieId]) -> dict[BookieId, ReadLoad]:
+    async def loads(self, bookies: Sequence[BookieId]) -> dict[BookieId, ReadLoad]:
         """Ask bookies what clients read from them and what they have lost; return the answers."""
         pool = self._client.administration().access.pool
 
@@ -292,7 +297,7 @@ class Balance:
                         result.stopped = why
                     if result.stopped is not None:
                         return
-                    await self._move(move, result, [*plan.before, *plan.excluded], account)
+                    await self._move(move, result, account)
                     notify()
 
         try:
@@ -302,16 +307,14 @@ class Balance:
             result.entries, result.size, result.took_s = copied.entries, copied.size, loop.time() - begun
         return result
 
-    async def _move(
-        self, move: BalanceMove, result: BalanceResult, bookies: Collection[BookieId], account: Account
-    ) -> None:
+    async def _move(self, move: BalanceMove, result: BalanceResult, account: Account) -> None:
         store = self._driver.recovery
         lock = await store.lock(move.ledger_id, self._owner, needs_mark=False)
         if lock is None:
             result.refused.append((move, "another process is repairing the ledger"))
             return
         try:
-            problem = await self._copy(move, bookies, account, lock)
+            problem = await self._copy(move, account, lock)
         finally:
             await store.unlock(lock)
         if problem is None:
@@ -319,13 +322,7 @@ class Balance:
         else:
             result.refused.append((move, problem))
 
-    async def _copy(
-        self,
-        move: BalanceMove,
-        bookies: Collection[BookieId],
-        account: Account,
-        lock: LedgerLock,
-    ) -> str | None:
+    async def _copy(self, move: BalanceMove, account: Account, lock: LedgerLock) -> str | None:
         """Copy a replica; return why it was not done, or None. Raises `MetadataError`, `ClientClosed`."""
         administration = self._client.administration()
         try:
@@ -338,11 +335,10 @@ class Balance:
             worse = await self._is_worse(fragment, move)
             if worse is not None:
                 return worse
-            others = [bookie for bookie in bookies if bookie != move.target]
             await administration.replicate_fragment(
                 fragment,
                 [move.position],
-                exclude=others,
+                target=move.target,
                 pace=account.pace,
                 progress=account.absorb(),
                 update=self._updating(await administration.record(move.ledger_id), lock),

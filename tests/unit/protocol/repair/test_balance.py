@@ -166,7 +166,8 @@ def test_what_stops_an_automatic_balance() -> None:
     assert marked == "ledger 7 is marked for a repair; `bk recovery why 7` shows it"
     assert obstacle_of(True, [], [], {B[0]: "it is in maintenance"}) == "b1: it is in maintenance"
     owing = obstacle_of(True, [], [], {}, [B[1], B[0]])
-    assert owing == "ledgers lack replicas: b1 has lost entries; `bk bookie owed --bookie b1` shows how many"
+    assert owing is not None
+    assert owing.startswith("ledgers lack replicas: b1 has lost entries; `bk bookie owed --bookie b1` shows how many")
 
 
 @given(st.data())

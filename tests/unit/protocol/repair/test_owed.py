@@ -64,6 +64,10 @@ def test_something_is_owed_while_it_is_not_known() -> None:
     assert counts.entries == 1
     counts.left = OwedTotals(2, 1_500, 3_000, 0)
     assert counts.entries == 1_500
+    counts.is_known, counts.may_lack = True, lambda: True
+    assert counts.entries == 1_500
+    counts.left = OwedTotals()
+    assert counts.entries == 1
 
 
 def test_the_forecast_extrapolates() -> None:
