@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
@@ -317,6 +318,29 @@ def test_a_start_on_a_full_disk_says_what_to_free(load: Any) -> None:
     assert not machine.disk.open_files
     machine.disk.capacity = capacity
     assert machine.live(repaired)
+
+
+def test_a_bookie_serves_what_it_has_from_a_full_disk_and_writes_when_there_is_space(load: Any, body: Any) -> None:
+    """RocksDB cannot open a database for writing then."""
+    machine = made()
+    assert machine.live(load)
+    capacity = machine.disk.capacity
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for (ledger_id, entry_id), expected in promises.acknowledged.items():
+            assert await store.read(ledger_id, entry_id) == expected
+        assert not store.is_writable
+        machine.disk.capacity = capacity
+        await asyncio.sleep(20)
+        assert store.is_writable
+        await promises.add(store, 5, {0: body(5, 0)})
+        await store.checkpoint()
+        await promises.check(store)
+
+    machine.disk.capacity = machine.disk.used()
+    assert machine.live(script)
+    assert not machine.failures
+    machine.check()
 
 
 def test_index_files_are_not_begun_where_databases_were_lost(load: Any) -> None:

@@ -149,14 +149,14 @@ async def _remaining_paths(
 
 async def _doubt_found(parts: StorageParts, events: Events) -> None:
     """Put deleted ledgers of which there is data into limbo: what they had before is gone, fences included."""
-    found = list(parts.removals.found)
-    for ledger_id in found:
+    ledger_ids = list(parts.removals.found)
+    for ledger_id in ledger_ids:
         await parts.index.distrust(ledger_id)
-    if found:
-        names = ", ".join(map(str, found[:20])) + ", ..." * (len(found) > 20)
+    if ledger_ids:
+        names = ", ".join(map(str, ledger_ids[:20])) + ", ..." * (len(ledger_ids) > 20)
         events.warning(
             "storage.deleted_ledgers_found",
-            count=len(found),
+            count=len(ledger_ids),
             ledgers=names,
             consequence="they are in quarantine until the metadata store has been asked about them",
         )

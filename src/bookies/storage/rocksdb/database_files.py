@@ -120,7 +120,7 @@ class OpenDatabases:
             problem = "it is missing"
         else:
             try:
-                database = self._database(path, may_be_cut=may_be_cut)
+                database = self._existing(path, may_be_cut=may_be_cut)
                 problem = rocksdb_format.version_problem(database.version(), noted)
                 if not problem:
                     return database, ""
@@ -132,11 +132,21 @@ class OpenDatabases:
     def _database(self, path: str, *, may_be_cut: bool = False) -> Database:
         return self._databases.open(path, is_large=path == self._paths[0], may_be_cut=may_be_cut)
 
+    def _existing(self, path: str, *, may_be_cut: bool) -> Database:
+        """Open a database, on a full disk for reads only: the first write after that opens it again."""
+        try:
+            return self._database(path, may_be_cut=may_be_cut)
+        except DiskFull:
+            database = self._databases.open_full(path, may_be_cut=may_be_cut)
+            self._refused.add(self._paths.index(path))
+            return database
+
     def _replaced(self, path: str, problem: str) -> Database:
         for database, other in zip(self._open, self._paths, strict=False):
             if other == path:
                 database.close()
         self._mark(path, problem)
+        self._refused.discard(self._paths.index(path))
         if self._disk.exists(path):
             self._databases.remove(path + DAMAGED)
             self._databases.rename(path, path + DAMAGED)

@@ -145,6 +145,12 @@ class Databases(Protocol):
         Raises: DirectoryInUse, CorruptRecord, DiskFull, StorageError; ConfigError when no binding is installed.
         """
 
+    def open_full(self, path: str, *, may_be_cut: bool) -> Database:
+        """Open a database as `open` does whose disk has no space for that. Its writes raise DiskFull.
+
+        Raises: DirectoryInUse, CorruptRecord, StorageError, OSError.
+        """
+
     def rename(self, path: str, target: str) -> None:
         """Give a closed database another name, durably."""
 

@@ -26,6 +26,7 @@ READ_TRIES = 5  # of a range, while others write or after failures that pass
 _CONFIGURATION = "rocksdict-config.json"  # a file of the binding
 _OWN_FILES = ("LOCK", "LOG", _CONFIGURATION)  # prefixes of files that a reader does not need
 _SIGNS_OF_DAMAGE = ("Corruption", "Input/output error", "No such file")  # in messages of RocksDB
+_MEMORY = "/dev/shm"
 _WRITE_BUFFER_SIZE = 64 << 20  # bytes, as Apache's
 _TABLE_SIZE = 64 << 20
 _BLOCK_SIZE = 64 << 10
@@ -53,11 +54,7 @@ class RocksReader:
     def __init__(self, path: str, *, is_exact: bool) -> None:
         binding = _binding(path)
         self._path = path
-        self._links = tempfile.TemporaryDirectory(prefix="bookies-rocksdb-")
-        whole = os.path.abspath(path)
-        for name in os.listdir(whole):
-            if not name.startswith(_OWN_FILES):
-                os.symlink(os.path.join(whole, name), os.path.join(self._links.name, name))
+        self._links = _linked(path)
         options = binding.Options(raw_mode=True)
         options.create_if_missing(False)
         modes = binding.DBRecoveryMode
@@ -148,9 +145,7 @@ class RocksDatabase:
         self._binding = binding = _binding(path)
         self._path = path
         options = _options(binding, is_large=is_large)
-        modes = binding.DBRecoveryMode
-        options.set_wal_recovery_mode(modes.point_in_time() if may_be_cut else modes.tolerate_corrupted_tail_records())
-        options.set_paranoid_checks(True)
+        _tolerate(binding, options, may_be_cut=may_be_cut)
         try:
             self._database = binding.Rdict(path, options)
         except Exception as error:
@@ -241,6 +236,49 @@ class RocksDatabase:
                 os.unlink(os.path.join(self._path, _CONFIGURATION))
 
 
+class RocksFullDatabase(RocksDatabase):
+    """One database in use whose disk has no space to open it for writing: a write has to wait until there is some.
+
+    RocksDB applies the write-ahead log in memory. The database's lock keeps other processes out.
+    """
+
+    def __init__(self, path: str, *, may_be_cut: bool) -> None:
+        self._binding = binding = _binding(path)
+        self._path = path
+        self._lock = RocksLock(path)
+        try:
+            self._links = _linked(path)
+        except BaseException:
+            self._lock.release()
+            raise
+        options = _options(binding, is_large=False)
+        options.create_if_missing(False)
+        _tolerate(binding, options, may_be_cut=may_be_cut)
+        try:
+            access = binding.AccessType.read_only(False)
+            self._database = binding.Rdict(self._links.name, options, access_type=access)
+        except Exception as error:
+            self._release()
+            raise _error(path, error) from error
+        self._is_open = True
+        self._identity = _identity_of(path)
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Refuse: raises DiskFull."""
+        raise DiskFull(f"{self._path}: the disk had no space to open it for writing")
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        super().close()
+        self._release()
+
+    def _release(self) -> None:
+        self._links.cleanup()
+        self._lock.release()
+
+
 class _Closed:
     """In place of a database that was closed."""
 
@@ -288,6 +326,9 @@ class RocksDatabases:
     def open(self, path: str, *, is_large: bool, may_be_cut: bool) -> RocksDatabase:
         return RocksDatabase(path, is_large=is_large, may_be_cut=may_be_cut)
 
+    def open_full(self, path: str, *, may_be_cut: bool) -> RocksFullDatabase:
+        return RocksFullDatabase(path, may_be_cut=may_be_cut)
+
     def rename(self, path: str, target: str) -> None:
         os.rename(path, target)
         _sync_directory(os.path.dirname(path) or ".")
@@ -296,6 +337,24 @@ class RocksDatabases:
         if os.path.isdir(path):
             shutil.rmtree(path)
             _sync_directory(os.path.dirname(path) or ".")
+
+
+def _linked(path: str) -> tempfile.TemporaryDirectory[str]:
+    """Return a directory of links to the files of a database, in memory if possible: disks may be full."""
+    memory = _MEMORY if os.path.isdir(_MEMORY) else None
+    links = tempfile.TemporaryDirectory(prefix="bookies-rocksdb-", dir=memory)
+    whole = os.path.abspath(path)
+    for name in os.listdir(whole):
+        if not name.startswith(_OWN_FILES):
+            os.symlink(os.path.join(whole, name), os.path.join(links.name, name))
+    return links
+
+
+def _tolerate(binding: Any, options: Any, *, may_be_cut: bool) -> None:
+    """Set what counts as damage of a database in use. `may_be_cut`: see `Databases.open`."""
+    modes = binding.DBRecoveryMode
+    options.set_wal_recovery_mode(modes.point_in_time() if may_be_cut else modes.tolerate_corrupted_tail_records())
+    options.set_paranoid_checks(True)
 
 
 def _identity_of(path: str) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 import shutil
 import struct
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -177,6 +179,37 @@ def test_a_full_disk_and_what_follows_when_it_is_closed(tmp_path: pathlib.Path) 
     database = opened(path, may_be_cut=True)
     assert database.get(key(1, 1)) == b"a"
     database.close()
+
+
+def test_a_full_disk_keeps_no_database_from_being_read(tmp_path: pathlib.Path) -> None:
+    """Also what only the write-ahead log has, which a crash leaves."""
+    path, copy = tmp_path / "locations", tmp_path / "copy"
+    database = opened(path)
+    database.write([key(1, 0), key(1, 1), key(2, 0)], [b"a", b"b", b"c"])
+    shutil.copytree(path, copy)
+    version = database.version()
+    database.close()
+    files = sorted(file.name for file in copy.iterdir())
+    full = RocksDatabases().open_full(str(copy), may_be_cut=True)
+    assert full.version() == version
+    assert full.get(key(1, 1)) == b"b"
+    assert full.between(key(1, 0), key(2, 0), 10) == ([key(1, 0), key(1, 1)], [b"a", b"b"])
+    assert full.last_before(key(2, 0)) == (key(1, 1), b"b")
+    assert len(list(full.pieces())) == 1
+    with pytest.raises(DiskFull, match="no space to open it for writing"):
+        full.write([key(1, 2)], [b"d"])
+    code = f"from bookies.storage.rocksdb.rocksdb_port import RocksDatabases as R; R().lock({str(copy)!r})"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "DirectoryInUse" in other.stderr
+    full.close()
+    full.close()
+    assert sorted(file.name for file in copy.iterdir()) == [name for name in files if not name.startswith("rocksdict")]
+    database = opened(copy)
+    assert database.get(key(2, 0)) == b"c"
+    database.close()
+    (copy / "CURRENT").write_bytes(b"nonsense")
+    with pytest.raises(StorageError):
+        RocksDatabases().open_full(str(copy), may_be_cut=True)
 
 
 def test_a_reader_reports_the_version(tmp_path: pathlib.Path) -> None:

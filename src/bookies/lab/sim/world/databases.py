@@ -134,6 +134,16 @@ class SimDatabase(SimReader):
             self._file.close()
 
 
+class SimFullDatabase(SimDatabase):
+    """A database in use that was opened on a full disk."""
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Refuse: raises DiskFull."""
+        raise DiskFull(f"{self._path}: it was opened for reads only")
+
+
 class SimLock:
     """A lock that is always free: a simulated bookie has locked its directories."""
 
@@ -167,8 +177,14 @@ class SimDatabases:
         return SimWriter(self._disk, path)
 
     def open(self, path: str, *, is_large: bool, may_be_cut: bool) -> SimDatabase:
-        """Open a database, or create one. Raises CorruptRecord."""
+        """Open a database, or create one. Raises: CorruptRecord; DiskFull, because RocksDB writes when it opens one."""
+        if self._disk.usage(posixpath.dirname(path))[1] <= 0:
+            raise DiskFull(f"{path}: no space")
         return SimDatabase(self._disk, path, may_be_cut=may_be_cut)
+
+    def open_full(self, path: str, *, may_be_cut: bool) -> SimDatabase:
+        """Open a database for reads. Raises CorruptRecord."""
+        return SimFullDatabase(self._disk, path, may_be_cut=may_be_cut)
 
     def rename(self, path: str, target: str) -> None:
         """Give it another name, durably."""

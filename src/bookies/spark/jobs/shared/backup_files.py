@@ -282,19 +282,19 @@ def announced(root: str) -> set[str]:
 
 def _announcements(system: Any, path: str) -> dict[str, list[str]]:
     """Return the announced directories by the path of their announcement."""
-    found = {}
+    notices = {}
     for info in _inside(system, path):
         if info.base_name.startswith("_"):
             continue  # It is being written.
         try:
-            found[info.path] = msgspec.json.decode(_read(system, info.path), type=list[str])
+            notices[info.path] = msgspec.json.decode(_read(system, info.path), type=list[str])
         except FileNotFoundError:
             continue  # Its sweep has ended meanwhile.
         except msgspec.DecodeError as error:
             raise InvalidArgument(
                 f"{info.path} is damaged: delete it while no backup runs with --keep ({error})"
             ) from error
-    return found
+    return notices
 
 
 def delete_leftovers(to: str, cluster: str, before_s: float) -> None:
