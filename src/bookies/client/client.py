@@ -7,6 +7,7 @@ It takes a runtime and a driver instead of a URI, so that the same code runs in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -35,6 +36,7 @@ from bookies.client.transport.client_counts import ClientUsage
 from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.turns.lease import ELECTIONS, LOCKS, TTL_S, Contest, Election, Lease
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter, TracedLedgerWriter
+from bookies.client.write.closing import SETTLE_S
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext
 from bookies.config import ClientConfig, validate
@@ -121,7 +123,8 @@ class Client:
     async def close(self) -> None:
         """Close connections and session.
 
-        Idempotent. Open writers are not sealed: recovery determines where their ledgers end.
+        Idempotent. Open writers are not sealed: recovery determines where their ledgers end. Waits at most a second
+        for bookies that have not stored all entries of sealed ledgers yet.
         """
         if self._is_closed:
             return
@@ -135,7 +138,10 @@ class Client:
             writer.client_closed()
         if self._files is not None:
             self._files.close()
-        await self._writing.open_ledgers.settle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                for writer in writers:
+                    await writer.wait_whole()
         await self._writing.open_ledgers.stop()
         await self._pool.close()
         await self._driver.close()

@@ -18,7 +18,6 @@ Source: client-protocol 2.21.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -33,7 +32,6 @@ from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
 READS_AT_ONCE = 64  # by a client whose loop is busy: each read waits for some of its iterations
-SETTLE_S = 1.0  # of a client that closes, for reads in progress
 RETRY_S, RETRY_S_MAX = 0.02, 1.0  # pauses after failed reads
 IDLE_S = 30.0  # far less than the period of Apache's collection
 IDLE_READ_S = 1.0
@@ -113,7 +111,6 @@ class OpenLedgers:
         self._due: dict[OpenProof, None] = {}
         self._reads = 0  # in progress
         self._is_stopped = False
-        self._settled: asyncio.Future[None] | None = None  # of a client that closes
         self._tasks = Tasks(self._died)
 
     def proof(self, record: MetadataLoop, point: int) -> OpenProof:
@@ -126,22 +123,12 @@ class OpenLedgers:
         if len(self._due) == 1:
             asyncio.get_running_loop().call_soon(self._start)
 
-    async def settle(self) -> None:
-        """Wait for the reads in progress, in bounded time. Adds to a ledger that was just sealed go out after them."""
-        if self._holders and not self._is_stopped:
-            self._settled = asyncio.get_running_loop().create_future()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_S):
-                    await self._settled
-
     async def stop(self) -> None:
         """End all reads; held adds stay where they are. Idempotent."""
         self._is_stopped = True
         await self._tasks.stop()
 
     def _start(self) -> None:
-        if self._settled is not None and not self._holders and not self._settled.done():
-            self._settled.set_result(None)
         while self._due and self._reads < READS_AT_ONCE and not self._is_stopped:
             proofs = list(self._due)[:READ_AT_ONCE]
             for proof in proofs:

@@ -24,6 +24,8 @@ from bookies.protocol.ledger.add import CloseLedger
 from bookies.protocol.ledger.ledger import close_needed, closed
 from bookies.runtime.tasks import Tasks
 
+SETTLE_S = 1.0  # of a client that closes, for the replicas of ledgers that it has sealed
+
 
 class ClosingWriter(Protocol):
     """The members of a writer that its closer needs."""
@@ -72,7 +74,7 @@ class LedgerCloser:
         self._flush = flush
         self._is_deferred_sync = is_deferred_sync
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[asyncio.Future[None]] = []  # callers that wait until no entry is pending
+        self._waiters: list[asyncio.Future[None]] = []  # callers that wait for entries
         self._is_in_order = False  # ended by `seal`, not by a failure
         self._written: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
 
@@ -142,7 +144,7 @@ class LedgerCloser:
     # -- waiting for pending entries -----------------------------------------------------------------------------
     @property
     def has_waiters(self) -> bool:
-        """Report whether a caller waits until no entry is pending."""
+        """Report whether a caller waits for entries."""
         return bool(self._waiters)
 
     async def _wait_idle(self) -> None:
@@ -151,8 +153,19 @@ class LedgerCloser:
             self._waiters.append(future)
             await future
 
+    async def wait_whole(self) -> None:
+        """Wait until all replicas of the ledger's entries have answered, if it was sealed."""
+        while self._is_in_order and self._written is not None and self._lacks_answers:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(future)
+            await future
+
+    @property
+    def _lacks_answers(self) -> bool:
+        return self._pipeline.answered_bound <= self._pipeline.head
+
     def wake(self) -> None:
-        """Wake the waiters: no entry is pending, or none will be confirmed any more."""
+        """Wake the waiters: no entry is pending, none will be confirmed any more, or replicas have answered."""
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)

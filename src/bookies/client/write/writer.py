@@ -558,6 +558,8 @@ class LedgerWriter:
 
     def on_released(self, size: int) -> None:
         self._budget.release(size)
+        if self._closer.has_waiters:
+            self._closer.wake()
 
     def _take_waiting(self, last: int) -> Iterator[tuple[int, asyncio.Future[int]]]:
         """Remove and yield the futures of entries up to `last`, in order, with their ids."""
@@ -622,6 +624,10 @@ class LedgerWriter:
         self._quorum_timeout.stop()
         self._channel.carry_out(self._pipeline.abandon(ClientClosed("the client was closed", ledger_id=self.ledger_id)))
         self._flush()
+
+    async def wait_whole(self) -> None:
+        """Wait until all replicas of the ledger's entries have answered, if it was sealed by this writer."""
+        await self._closer.wait_whole()
 
     async def client_stopped(self) -> None:
         """Stop what the writer does in the background. Its client has closed the metadata store."""

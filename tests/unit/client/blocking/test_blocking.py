@@ -42,6 +42,7 @@ PLUMBING = {
     "check_open",
     "client_closed",
     "client_stopped",
+    "wait_whole",
     "enter",
     "fail",
     "last_pushed",

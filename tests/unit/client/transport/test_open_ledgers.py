@@ -106,6 +106,41 @@ def test_a_ledger_that_is_sealed_at_once_reaches_all_replicas(wire: str) -> None
     play(act)
 
 
+@pytest.mark.parametrize(
+    ("is_sealed", "delay_s", "lacks", "took_s"),
+    [
+        (True, 0.5, 0, 0.5),
+        (True, 5.0, 1, 1.0),
+        (False, 0.5, 1, 0.0),
+    ],
+)
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+def test_a_client_that_closes_waits_a_second_for_replicas_of_sealed_ledgers(
+    wire: str, is_sealed: bool, delay_s: float, lacks: int, took_s: float
+) -> None:
+    """The connection to one bookie is established late."""
+
+    async def act(world: World) -> None:
+        client = await world.client(wire=wire)
+        connect = client._pool._connector.open
+
+        async def connect_late(connection: Any) -> None:
+            await asyncio.sleep(delay_s if connection.bookie == "b3" else 0)
+            await connect(connection)
+
+        client._pool._connector.open = connect_late  # type: ignore[method-assign]
+        writer = await client.create(ensemble=3, write_quorum=3, ack_quorum=2)
+        await writer.append_many([b"one", b"two"])
+        if is_sealed:
+            await writer.seal()
+        begun_s = world.loop.time()
+        await client.close()
+        assert world.loop.time() - begun_s == pytest.approx(took_s, abs=0.1)
+        assert len(added(world, writer.ledger_id)) == 3 - lacks
+
+    play(act)
+
+
 @pytest.mark.parametrize("idle_s", [29, 31])
 def test_a_writer_that_was_idle_checks_its_record_on_connections_that_never_broke(idle_s: float) -> None:
     async def act(world: World) -> None:
