@@ -160,6 +160,8 @@ async def promote(target: Client, name: str) -> Manifest:
     state = await mirror_state(target, name)
     await parts.driver.restore_ids(GivenIds((state.next_id if state is not None else 0) + IDS_APART, ()))
     while is_mirror(manifest):
+        for ledger_id in manifest.open_ledgers:
+            await _bring_back(target, ledger_id, manifest.extra[MIRROR_OF].removesuffix(f"/{name}"))
         ends = await final_ends(target, manifest)
 
         def change(current: Manifest, ends: dict[int, LedgerEnd] = ends) -> Manifest | None:
@@ -168,6 +170,20 @@ async def promote(target: Client, name: str) -> Manifest:
 
         manifest = await records.update(change)
     return manifest
+
+
+async def _bring_back(target: Client, ledger_id: int, cluster: str) -> None:
+    """Create a listed ledger without entries, if the target has lost it: positions stay what they are.
+
+    `cluster`: the source.
+    """
+    try:
+        await target.metadata(ledger_id)
+    except LedgerNotFound:
+        await target.transactions().driver.unspend_id(ledger_id)
+        with suppress(LedgerExists):  # A mirror that still runs has begun to copy it again.
+            async with target.create(ensemble=1, ledger_id=ledger_id, labels={FROM: origin_of(cluster, ledger_id)}):
+                pass
 
 
 class LogMirror:

@@ -26,7 +26,7 @@ from bookies.errors import (
     LogNotFound,
 )
 from bookies.protocol.log import Position
-from bookies.protocol.log.migration import is_mirror, missing_in
+from bookies.protocol.log.migration import end_of, is_mirror, missing_in
 
 
 def play_two(act: Callable[[World, World, Client, Client], Coroutine[Any, Any, None]], bookie_count: int = 1) -> None:
@@ -356,6 +356,31 @@ def test_a_copy_that_was_ended_by_others_is_copied_again_when_it_was_deleted() -
             await mirror.close()
             await mirror.step()
         assert await entries(target) == await entries(source)
+
+    play_two(act)
+
+
+def test_a_mirror_without_its_last_ledger_continues_when_the_source_is_lost() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        first = await append(source, b"kept")
+        async with source.log("orders").lead() as leader:
+            last = await leader.append_many([b"one", b"two"])
+            await mirrored(source, target)
+            await target.administration().recover(last.ledger_id)
+            await target.delete(last.ledger_id)
+        released = await promote(target, "orders")
+        assert end_of(released) == Position(last.ledger_id, 0)
+        await append(target, b"next")
+        assert [value for _, value in await entries(target)] == [b"kept", b"next"]
+        missing = missing_in(await whole_list(source, "orders"), await whole_list(target, "orders"))
+        assert [tuple(one) for one in missing] == [(last.ledger_id, 0, 1)]
+        assert first.ledger_id != last.ledger_id
+        async with LogMirror(target, source, "orders") as back:
+            await back.begin(drops=True)
+            await back.step()
+        await mirrored(target, source)
+        assert await entries(source) == await entries(target)
 
     play_two(act)
 
