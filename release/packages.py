@@ -1,7 +1,9 @@
 """Build the packages into `dist`, and check them: `make dist`, `make release VERSION=x.y.z`.
 
-There is one sdist, and a wheel with compiled kernels for every CPython that is installed on this machine. The same
-commit gives the same bytes: times are those of the commit, the compiler gets no path, and what builds has a version.
+There is one sdist. For every CPython that is installed here there is a wheel with compiled kernels for this machine,
+and one for each other machine of `TARGETS`, which zig compiles with the headers of the CPython here: they are the same
+on all Linux systems of 64 bits. The same commit gives the same bytes: times are those of the commit, the compiler gets
+no path, and what builds has a version.
 
 * `build`: build and check; `--twice` builds again and compares the bytes; `--demo` runs `bk demo` of each wheel.
 * `release VERSION`: `build --twice` of a clean checkout, with checksums and a bill of materials. It neither tags nor
@@ -34,8 +36,12 @@ CONSTRAINTS = ROOT / "release" / "constraints.txt"
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 PACKAGED = ("src", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md")
 GENERATED = re.compile(r"PKG-INFO|setup\.cfg|src/bookies\.egg-info/.*")  # of an sdist
-MACHINE = re.escape(sysconfig.get_config_var("EXT_SUFFIX").split("-", 2)[-1])  # such as x86_64-linux-gnu.so
-COMPILED = re.compile(rf"bookies/kernels/_native\.cpython-\d+-{MACHINE}|bookies-[^/]+\.dist-info/.*")
+HERE = sysconfig.get_config_var("EXT_SUFFIX").removesuffix(".so").split("-", 2)[-1]  # such as x86_64-linux-gnu
+GLIBC = "2.17"  # release that wheels for other machines need
+TARGETS = ("x86_64-linux-gnu", "aarch64-linux-gnu")  # machines with a wheel, as in the names of extensions
+COMPILED = re.compile(
+    rf"bookies/kernels/_native\.cpython-\d+-({'|'.join({HERE, *TARGETS})})\.so|bookies-[^/]+\.dist-info/.*"
+)
 EPOCH_MIN = 315_532_800  # 1980: the first year that a zip file can have
 
 
@@ -91,11 +97,27 @@ def build(out: pathlib.Path, places: Mapping[str, pathlib.Path]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / sdist.name).write_bytes(normal_sdist(sdist.read_bytes(), epoch))
         for version, place in places.items():
-            raw = work / version
-            pip = (place / "bin/python", "-m", "pip")
-            run(*pip, "wheel", "-q", "--no-deps", "-w", raw, out / sdist.name, **environment)
-            [wheel] = raw.glob("*.whl")
-            run(sys.executable, "-m", "auditwheel", "repair", "-w", out, wheel, **environment)
+            for machine in (HERE, *(machine for machine in TARGETS if machine != HERE)):
+                raw = work / version / machine
+                compiler = {} if machine == HERE else cross_compiler(version, machine, work)
+                pip = (place / "bin/python", "-m", "pip")
+                run(*pip, "wheel", "-q", "--no-deps", "-w", raw, out / sdist.name, **environment | compiler)
+                [wheel] = raw.glob("*.whl")
+                run(sys.executable, "-m", "auditwheel", "repair", "-w", out, wheel, **environment)
+
+
+def cross_compiler(version: str, machine: str, work: pathlib.Path) -> dict[str, str]:
+    """Return the variables that make setuptools compile for another machine. `version`: such as python3.11."""
+    zig = pathlib.Path(sysconfig.get_path("platlib")) / "ziglang" / "zig"
+    compiler = f"{zig} cc -target {machine}.{GLIBC} -fno-sanitize=undefined"
+    digits = version.removeprefix("python").replace(".", "")
+    return {
+        "CC": compiler,
+        "LDSHARED": f"{compiler} -shared -Wl,-s",
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine.partition('-')[0]}",
+        "SETUPTOOLS_EXT_SUFFIX": f".cpython-{digits}-{machine}.so",
+        "ZIG_GLOBAL_CACHE_DIR": str(work / "zig"),
+    }
 
 
 def normal_sdist(data: bytes, epoch: int) -> bytes:
@@ -142,6 +164,13 @@ def check_files(package: pathlib.Path, tracked: Iterable[str], paths: Iterable[s
             raise Problem(f"{name} in {package.name} has a path of this machine: {found[0]}")
 
 
+def wheel_here(version: str) -> pathlib.Path:
+    """Return the wheel that this machine's Python of a version installs."""
+    extension = f"bookies/kernels/_native.cpython-{version.removeprefix('python').replace('.', '')}-{HERE}.so"
+    [wheel] = [wheel for wheel in DIST.glob("*.whl") if extension in members(wheel)]
+    return wheel
+
+
 def digests(directory: pathlib.Path) -> dict[str, str]:
     """Return the SHA-256 of every file."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
@@ -174,8 +203,13 @@ def check(out: pathlib.Path, places: Mapping[str, pathlib.Path], *, demo: bool) 
         check_files(package, tracked, paths)
     run(sys.executable, "-m", "twine", "check", "--strict", sdist, *wheels)
     run(sys.executable, "-m", "check_wheel_contents", *wheels)
+    for wheel in wheels:
+        if not any(COMPILED.fullmatch(name) and name.endswith(".so") for name in members(wheel)):
+            raise Problem(f"{wheel.name} has no compiled kernels")
+    if len(wheels) != len(places) * len({HERE, *TARGETS}):
+        raise Problem(f"expected a wheel for each of {', '.join(places)} and {', '.join(TARGETS)}: {wheels}")
     for version, place in places.items():
-        [wheel] = [wheel for wheel in wheels if f"-cp{version.removeprefix('python').replace('.', '')}-" in wheel.name]
+        wheel = wheel_here(version)
         print(f"{wheel.name}: {try_package(wheel, place / 'bin/python', 'native', demo=demo)}")
         print(f"{sdist.name}, no compiler: {try_package(sdist, place / 'bin/python', 'python', CC='false')}")
 
@@ -223,7 +257,7 @@ def write_bill(python: pathlib.Path, version: str) -> pathlib.Path:
     with tempfile.TemporaryDirectory() as name:
         run(python, "-m", "venv", "--without-pip", name)
         inside = pathlib.Path(name) / "bin" / "python"
-        [wheel] = DIST.glob(f"*-cp{python.name.removeprefix('python').replace('.', '')}-*.whl")
+        wheel = wheel_here(python.name)
         run(sys.executable, "-m", "pip", "--python", inside, "install", "-q", wheel)
         run(
             *(sys.executable, "-m", "cyclonedx_py", "environment", inside, "--pyproject", ROOT / "pyproject.toml"),

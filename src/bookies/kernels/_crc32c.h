@@ -52,6 +52,11 @@ static uint32_t bookies_crc_tabled(bookies_crc_tables tables, uint32_t crc, cons
 #include <nmmintrin.h>
 #include <wmmintrin.h>
 
+#ifdef __clang__ /* has the instruction's feature apart */
+#define BOOKIES_CRC_TARGET __attribute__((target("sse4.2,crc32,pclmul")))
+#else
+#define BOOKIES_CRC_TARGET __attribute__((target("sse4.2,pclmul")))
+#endif
 #define BOOKIES_CRC_WORDS 256 /* most that one of the three does in one go */
 #define BOOKIES_CRC_WORDS_MIN 8 /* below, combining costs more than it saves */
 
@@ -73,14 +78,14 @@ static inline uint64_t bookies_crc_word(const uint8_t *data) {
     return word;
 }
 
-__attribute__((target("sse4.2,pclmul")))
+BOOKIES_CRC_TARGET
 static inline uint64_t bookies_crc_moved(uint64_t crc, size_t words) {
     __m128i product = _mm_clmulepi64_si128(
         _mm_cvtsi64_si128((int64_t)crc), _mm_cvtsi64_si128((int64_t)bookies_crc_factors[words]), 0);
     return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
 
-__attribute__((target("sse4.2,pclmul")))
+BOOKIES_CRC_TARGET
 static uint32_t bookies_crc_instruction(uint32_t crc, const uint8_t *data, size_t size) {
     uint64_t first = crc;
     while (size >= 24 * BOOKIES_CRC_WORDS_MIN) {
@@ -113,13 +118,13 @@ static void bookies_fold_factors_init(void) {
     }
 }
 
-__attribute__((target("sse4.2,pclmul")))
+BOOKIES_CRC_TARGET
 static inline __m128i bookies_folded(__m128i block, __m128i factors, const uint8_t *data) {
     __m128i first = _mm_clmulepi64_si128(block, factors, 0x00), second = _mm_clmulepi64_si128(block, factors, 0x11);
     return _mm_xor_si128(_mm_xor_si128(first, second), _mm_loadu_si128((const __m128i *)data));
 }
 
-__attribute__((target("sse4.2,pclmul")))
+BOOKIES_CRC_TARGET
 static uint32_t bookies_crc32_folding(uint32_t crc, const uint8_t *data, size_t size) {
     if (size >= 64) {
         const __m128i far = _mm_set_epi64x(bookies_fold_factors[1], bookies_fold_factors[0]);

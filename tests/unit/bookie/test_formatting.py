@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -387,4 +387,4 @@ def test_a_disk_that_fails_is_no_end() -> None:
 
     on(place, body)
     assert issubclass(CookieNotFound, BookKeeperError)
-    assert asyncio.iscoroutinefunction(formatting.perform)
+    assert inspect.iscoroutinefunction(formatting.perform)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -173,7 +174,7 @@ def _travelling(interface: type) -> Callable[[type[D]], type[D]]:
     def decorate(driver: type[D]) -> type[D]:
         for name, declared in vars(interface).items():
             method: Any = getattr(driver, name, None)
-            if asyncio.iscoroutinefunction(declared) and method is not declared and name not in vars(driver):
+            if inspect.iscoroutinefunction(declared) and method is not declared and name not in vars(driver):
                 setattr(driver, name, _trip_around(name, method))
         return driver
 
