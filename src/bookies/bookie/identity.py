@@ -109,6 +109,14 @@ async def admit(
     master = cookie.master_cookie(config, bookie_id, instance_id)
     data = None if stored is None else stored_cookies[stored][0]
     known = [] if data is None else cookie.parse(data, path=f"cookie of {stored} in the metadata store").directories
+    stores = (*config.ledger_directories, *config.index_directories)
+    added = [directory for directory in stores if directory not in known]
+    if config.ledger_index == ROCKSDB and data is not None and config.allow_storage_expansion and added:
+        raise ConfigError(
+            f"{added[0]} is new, and ledger_index = rocksdb: the number of directories decides where each ledger is, "
+            "so it cannot change. Nothing was changed. Leave the directory out, or convert the index to index files: "
+            "bk bookie convert --to index-files"
+        )
     for directory in directories:
         # A directory that the store names is not created: a disk may have to be mounted there.
         if directory not in known and (stored is None or config.allow_storage_expansion):
@@ -146,13 +154,16 @@ async def admit(
 def _uses(disk: Disk, config: BookieConfig, bookie_id: BookieId, directories: Sequence[str], mark: str) -> Uses:
     """Return which directories the bookie uses, by the notes of losses. Raises CookieMismatch, CorruptRecord, OSError.
 
-    It needs every journal, one ledger directory, and one index directory.
+    It needs every journal, one ledger directory, and one index directory; with databases, all of them.
     """
     states = {directory: admission.state_of(disk, bookie_id, directory) for directory in directories}
     notes = lost_directories.read(disk, lost_directories.currents_of(directories))
     copies = dict(zip(directories, notes.values(), strict=True))
     indexes = config.index_directories or config.ledger_directories
-    needed = [*([journal] for journal in config.journal_directories), config.ledger_directories, indexes]
+    groups = [config.ledger_directories, indexes]
+    if config.ledger_index == ROCKSDB:
+        groups = [(directory,) for directory in (*config.ledger_directories, *indexes)]
+    needed = [*((journal,) for journal in config.journal_directories), *groups]
     try:
         return lost_directories.plan(states, copies, config.lost_directories, needed, mark)
     except CookieMismatch as error:

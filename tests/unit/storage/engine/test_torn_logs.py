@@ -8,6 +8,7 @@ import pytest
 
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.storage.engine.torn_logs import is_behind, torn_logs
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.index.catalog_format import Contents, Synced, pack, pack_synced, pack_torn, parse
 from bookies.storage.journal import LogMark
 
@@ -26,7 +27,7 @@ def disk_with(*names: str) -> SimDisk:
 
 def torn(disk: SimDisk, synced: Synced, **changes: object) -> dict[int, int]:
     given: dict[str, object] = {"returned": [], "before": {}}
-    return torn_logs(disk, PLACES, synced=synced, **(given | changes))  # type: ignore[arg-type]
+    return torn_logs(disk, LogDirectories(PLACES), synced=synced, **(given | changes))  # type: ignore[arg-type]
 
 
 def test_what_was_not_synced() -> None:
