@@ -226,7 +226,9 @@ class BookieConfig(HttpConfig):
         32 * MIB, "bytes per second that scanning and compaction together read and write", low=KIB
     )
     survive_failed_directory: bool = setting(
-        True, "give up a failed ledger or index directory and continue without it; false: stop when a sync fails"
+        True,
+        "give up a failed ledger or index directory and continue without it; false, or with databases: stop when a "
+        "sync fails",
     )
     disk_usage_threshold: int = setting(
         95, "percent of a disk in use; above: no ordinary adds, the bookie is read-only", low=1, high=99

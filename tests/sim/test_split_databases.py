@@ -342,7 +342,9 @@ def test_there_and_back_by_conversions_with_logs_that_directories_share(load: An
     assert machine.live(script)
     assert not names_in(machine, 0) & names_in(machine, 1)  # each has compacted what it shared
     machine.check()
+    machine.disk.put(f"{current(0)}/scrub.progress", b"has ids of logs")
     convert(machine, ToIndexFiles)
+    assert not machine.disk.exists(f"{current(0)}/scrub.progress")
     machine.check()
     convert(machine, ToRocks)
     machine.check()
