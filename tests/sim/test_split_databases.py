@@ -229,6 +229,37 @@ def test_a_lost_directory_that_is_replaced_takes_no_promise_of_others_with_it(lo
         number += 53
 
 
+@pytest.mark.parametrize("lost", ["/ledgers1", "/index1"])
+def test_index_directories_of_their_own_are_lost_for_their_ledgers_only(load: Any, lost: str) -> None:
+    machine = made(index_directories=("/index0", "/index1"))
+    assert machine.live(load)
+    assert not machine.disk.exists(rocksdb_format.paths_in(current(1))[0])
+    machine.disk.lose_directory(lost, is_empty=True)
+    losses = (lost_directories.Loss(lost, "mark", is_replaced=True),)
+    kept = [path for path in ("/journal0", "/ledgers0", "/ledgers1", "/index0", "/index1") if path != lost]
+    lost_directories.write(machine.disk, b"cookie", kept, lost_directories.Uses(losses, False, (), (lost,)))
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await check_after_loss(store, promises)
+        assert sorted(store.limbo) == of(1)
+        for ledger_id, entry_id in promises.acknowledged:
+            if ledger_id in of(0) or lost == "/index1":
+                assert await store.read(ledger_id, entry_id) == promises.acknowledged[ledger_id, entry_id]
+        with pytest.raises(EntryNotFound):
+            await store.read(4, 25)
+        with pytest.raises(DataUnknown):
+            await store.read(3, 25)
+
+    async def rebuilt(store: LedgerStore, promises: Any) -> None:
+        await check_after_loss(store, promises)
+        assert store.parts is not None
+        await store.parts.rebuilder.wait_idle()
+
+    assert machine.live(rebuilt)
+    assert machine.live(check)
+    assert not machine.failures
+
+
 @pytest.mark.parametrize(
     ("directories", "has_catalog", "problem"),
     [
