@@ -194,39 +194,42 @@ def test_a_database_that_is_lost_leaves_the_ledgers_of_other_directories_alone(
     assert not machine.disk.exists(path + REBUILD)
 
 
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_lost_directory_that_is_replaced_takes_no_promise_of_others_with_it(load: Any, crashes: bool) -> None:
+def test_a_lost_directory_that_is_replaced_takes_no_promise_of_others_with_it(
+    load: Any, number: int, crashes: bool
+) -> None:
     begun = made()
     assert begun.live(load, stops=not crashes)
     if crashes:
         begun.crash(PROCESS_DIES)
-    begun.disk.lose_directory("/ledgers1", is_empty=True)
-    losses = (lost_directories.Loss("/ledgers1", "mark", is_replaced=True),)
-    uses = lost_directories.Uses(losses, False, (), ("/ledgers1",))
-    lost_directories.write(begun.disk, b"cookie", ["/journal0", "/ledgers0"], uses)
+    lost = f"/ledgers{number}"
+    begun.disk.lose_directory(lost, is_empty=True)
+    uses = lost_directories.Uses((lost_directories.Loss(lost, "mark", is_replaced=True),), False, (), (lost,))
+    lost_directories.write(begun.disk, b"cookie", ["/journal0", f"/ledgers{1 - number}"], uses)
 
     async def check(store: LedgerStore, promises: Any) -> None:
         await check_after_loss(store, promises)
         for ledger_id, entry_id in promises.acknowledged:
-            if ledger_id in of(0):
+            if ledger_id in of(1 - number):
                 assert await store.read(ledger_id, entry_id) == promises.acknowledged[ledger_id, entry_id]
         with pytest.raises(EntryNotFound):
-            await store.read(4, 25)
+            await store.read(of(1 - number)[0], 25)
         with pytest.raises(DataUnknown):
-            await store.read(3, 25)
+            await store.read(of(number)[0], 25)
         with pytest.raises(DataUnknown):
             await promises.add(store, 9, {0: entry_body(9, 0)})
 
     fresh = begun.copies()
-    number, has_ended = 0, False
+    call, has_ended = 0, False
     while not has_ended:
         machine = fresh()
-        has_ended = machine.live(check_after_loss, crash_at=number, stops=False)
-        machine.crash((PROCESS_DIES, NOTHING_SURVIVES)[number % 2])
+        has_ended = machine.live(check_after_loss, crash_at=call, stops=False)
+        machine.crash((PROCESS_DIES, NOTHING_SURVIVES)[call % 2])
         assert machine.live(check if not crashes else check_after_loss)
         assert machine.live(check_after_loss)
         assert not machine.failures
-        number += 53
+        call += 53
 
 
 @pytest.mark.parametrize("lost", ["/ledgers1", "/index1"])
