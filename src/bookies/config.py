@@ -226,7 +226,9 @@ class BookieConfig(HttpConfig):
         32 * MIB, "bytes per second that scanning and compaction together read and write", low=KIB
     )
     survive_failed_directory: bool = setting(
-        True, "give up a failed ledger or index directory and continue without it; false: stop when a sync fails"
+        True,
+        "give up a failed ledger or index directory and continue without it; false, or with databases: stop when a "
+        "sync fails",
     )
     disk_usage_threshold: int = setting(
         95, "percent of a disk in use; above: no ordinary adds, the bookie is read-only", low=1, high=99
@@ -543,10 +545,12 @@ def _validate_directories(config: BookieConfig) -> None:
                 raise ConfigError(f"{known} and {directory} are one directory: write it in one way only")
     if config.ledger_index not in LEDGER_INDEXES:
         raise ConfigError(f"ledger_index = {config.ledger_index!r}: must be one of {', '.join(LEDGER_INDEXES)}")
-    if config.ledger_index == ROCKSDB and len(config.ledger_directories) + len(config.index_directories[1:]) > 1:
+    if config.ledger_index == ROCKSDB and len(config.index_directories or config.ledger_directories) != len(
+        config.ledger_directories
+    ):
         raise ConfigError(
-            "ledger_index = rocksdb serves one ledger directory and one index directory: convert the index with "
-            "`bk bookie convert --to index-files`, and use files"
+            f"ledger_index = rocksdb with {len(config.ledger_directories)} ledger_directories and "
+            f"{len(config.index_directories)} index_directories: they are pairs, so their numbers must be equal"
         )
     for directory in spelled:
         for other, as_given in spelled.items():

@@ -6,20 +6,24 @@ Only with `-m apache`; see `apache.py` for what that needs.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pathlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 import pytest
 from tests.apache.apache import Connection, NotServing, apache_bookie
 from tests.fakes.adds import add_to
+from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.admin import cli
 from bookies.admin.verbs.convert import config_of
-from bookies.errors import BookKeeperError, Status
+from bookies.errors import BookKeeperError, LedgerUnknownToBookie, Status
 from bookies.kernels import Records
 from bookies.model import DigestType
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
+from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.store import LedgerStore
 from bookies.wire import digest
 
@@ -72,17 +76,23 @@ def write_to_apache(bookie: Connection, first: int) -> None:
     assert bookie.add(first + FENCED_EMPTY, KEY, 0, entry(first + FENCED_EMPTY)) is Status.OK
     assert bookie.read(first + FENCED_EMPTY, 0, KEY)[0] is Status.OK
     bookie.write_lac(first + WITH_LAC, KEY, 2, lac_body(first + WITH_LAC, 2))
+    # RocksDB storage flushes LACs only together with entries: without this one, a flush before now would lose the LAC.
+    assert bookie.add(first + WITH_LAC, KEY, *entries_of(first)[first + WITH_LAC][-1]) is Status.OK
 
 
 def entry(ledger_id: int, entry_id: int = 0) -> bytes:
     return digest.package_entry(DigestType.CRC32C, MAC_KEY, ledger_id, entry_id, entry_id - 1, 1, b"x")
 
 
-def check_at_apache(bookie: Connection, first: int) -> None:
+def check_at_apache(bookie: Connection, first: int, gone: Collection[int] = ()) -> None:
     for ledger_id, entries in entries_of(first).items():
+        if ledger_id in gone:
+            assert bookie.read(ledger_id, 0)[0] is Status.NO_LEDGER
+            continue
         for entry_id, body in entries:
             assert bookie.read(ledger_id, entry_id) == (Status.OK, body), (ledger_id, entry_id)
-        assert bookie.read(ledger_id, -1) == (Status.OK, entries[-1][1])
+        if ledger_id != first:  # an earlier check has added to that one
+            assert bookie.read(ledger_id, -1) == (Status.OK, entries[-1][1])
     assert bookie.read(first + GAPS, 4)[0] is Status.NO_ENTRY
     for number in (FENCED, FENCED_EMPTY):
         assert bookie.add(first + number, KEY, 3, entry(first + number)) is Status.FENCED, first + number
@@ -116,8 +126,12 @@ async def write_to_ours(store: LedgerStore, first: int) -> None:
     await noted(lambda done: store.write_lac(first + WITH_LAC, KEY, 2, body, done))
 
 
-async def check_at_ours(store: LedgerStore, first: int) -> None:
+async def check_at_ours(store: LedgerStore, first: int, gone: Collection[int] = ()) -> None:
     for ledger_id, entries in entries_of(first).items():
+        if ledger_id in gone:
+            with pytest.raises(LedgerUnknownToBookie):
+                await store.read(ledger_id, 0)
+            continue
         for entry_id, body in entries:
             assert await store.read(ledger_id, entry_id) == body, (ledger_id, entry_id)
     for number in (FENCED, FENCED_EMPTY):
@@ -151,7 +165,7 @@ def in_place(script: Callable[[LedgerStore], Awaitable[None]], *, stops: bool = 
     """Our storage on Apache's databases, as they are; without `stops` the process dies."""
 
     async def main() -> None:
-        config = config_of(OsDisk(), "ledgers")
+        config = dataclasses.replace(config_of(OsDisk(), "ledgers"), **RECLAIMS)
         assert config.ledger_index == "rocksdb"
         store = LedgerStore(aio.runtime(), config, lambda error: pytest.fail(repr(error)))
         await store.start()
@@ -165,13 +179,21 @@ def in_place(script: Callable[[LedgerStore], Awaitable[None]], *, stops: bool = 
     aio.run(main())
 
 
-@pytest.mark.parametrize("more", [{}, {"dbStorage_directIOEntryLogger": "true"}], ids=["normal", "direct"])
+@pytest.mark.parametrize(
+    ("directories", "is_direct"),
+    [(1, False), (1, True), (2, False), (3, False)],
+    ids=["normal", "direct", "two", "three"],
+)
 def test_databases_in_place_there_and_back(
-    more: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    directories: int, is_direct: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zookeeper").mkdir()
-    settings = {"ledgerDirectories": "ledgers", **(DIRECT if more else {})}
+    names = ["ledgers", "ledgers2", "ledgers3"][:directories]
+    settings = {"ledgerDirectories": ",".join(names), "allowMultipleDirsUnderSameDiskPartition": True}
+    settings |= DIRECT if is_direct else {}
+    gone = {first + LONG for first in (0, 100, 200, 300)}
+    kept = [ledger_id for first in (0, 100, 200, 300) for ledger_id in (*entries_of(first), first + FENCED_EMPTY)]
 
     async def first_life(store: LedgerStore) -> None:
         await check_at_ours(store, 0)
@@ -184,6 +206,18 @@ def test_databases_in_place_there_and_back(
         await write_to_ours(store, 300)
         await store.checkpoint()
 
+    async def third_life(store: LedgerStore) -> None:
+        store.collect(FakeRecords.of(*(ledger_id for ledger_id in kept if ledger_id not in gone)), BOOKIE)
+        assert store.collector is not None
+        for _ in range(2):
+            await store.collector.collect(is_forced=True, is_awaited=True)
+        await store.collector.compact(Compaction.MAJOR, is_awaited=True)
+        figures = store.collector.figures()
+        assert int(str(figures["logs_compacted"])) >= directories
+        assert not figures["logs_set_aside"]
+        for first in (0, 100, 200, 300):
+            await check_at_ours(store, first, gone)
+
     with apache_bookie(tmp_path, "rocksdb", **settings) as bookie:
         write_to_apache(bookie, 0)
     in_place(first_life)
@@ -195,8 +229,15 @@ def test_databases_in_place_there_and_back(
     with apache_bookie(tmp_path, "rocksdb", **settings) as bookie:
         for first in (200, 300):
             check_at_apache(bookie, first)
+    in_place(third_life)
+    with apache_bookie(tmp_path, "rocksdb", **settings) as bookie:
+        for first in (0, 100, 200, 300):
+            check_at_apache(bookie, first, gone)
+    for name in names:  # each has its share
+        assert list((tmp_path / name / "current").glob("*.log"))
 
 
+RECLAIMS: dict[str, Any] = {"gc_quarantine_ms": 0, "gc_share_max": 100, "major_compaction_threshold": 99}
 DIRECT = {
     "dbStorage_directIOEntryLogger": "true",
     "dbStorage_directIOEntryLoggerTotalWriteBufferSizeMB": 16,
@@ -208,7 +249,7 @@ DIRECT = {
 
 @pytest.mark.parametrize(
     ("storage", "directories", "more"),
-    [("sorted", 1, {}), ("interleaved", 2, {}), ("rocksdb", 1, DIRECT), ("rocksdb", 2, {})],
+    [("sorted", 1, {}), ("interleaved", 2, {}), ("rocksdb", 1, DIRECT), ("rocksdb", 3, {})],
     ids=["sorted", "interleaved", "rocksdb-direct", "rocksdb"],
 )
 def test_there_and_back(
@@ -216,7 +257,7 @@ def test_there_and_back(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zookeeper").mkdir()
-    names = ",".join(["ledgers", "ledgers2"][:directories])
+    names = ",".join(["ledgers", "ledgers2", "ledgers3"][:directories])
     settings = {"ledgerDirectories": names, "allowMultipleDirsUnderSameDiskPartition": True, **more}
     with apache_bookie(tmp_path, storage, **settings) as bookie:
         write_to_apache(bookie, 0)

@@ -42,4 +42,4 @@ def test_what_was_acknowledged_outlasts_kills(tmp_path: pathlib.Path, monkeypatc
             store.abort()
 
     aio.run(check())
-    assert not list(tmp_path.glob("ledgers/current/*.damaged"))
+    assert not list(tmp_path.glob("ledgers*/current/*.damaged"))

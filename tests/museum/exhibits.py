@@ -540,7 +540,9 @@ def _(patch: Patch) -> None:
             seal(self, active)
 
     patch.setattr(EntryLogWriter, "_seal", seal_only)
-    patch.setattr(EntryLogWriter, "sync", lambda self: self._sync_active())
+    patch.setattr(
+        EntryLogWriter, "sync", lambda self: [self._sync_active(active) for active in list(self._active.values())]
+    )
 
 
 @exhibit(

@@ -42,7 +42,7 @@ def without_catalog(patch: Patch) -> None:
     """Disable the catalog. As in the reference implementation, index files are then the only index."""
     patch.setattr(CatalogFile, "load", lambda self, last=(): None)
     patch.setattr(CatalogFile, "append", lambda self, data, *, is_durable: None)
-    patch.setattr(opening, "ledgers_in_logs", lambda disk, directories: [])
+    patch.setattr(opening, "ledgers_in_logs", lambda disk, logs: [])
 
 
 def forsake(machine: Any, script: Any) -> None:
@@ -267,7 +267,7 @@ def three_logs_in_three_lives(machine: Any) -> None:
 )
 def _(patch: Patch) -> None:
     original = SimDisk.open
-    patch.setattr(entry_log, "greatest_log_id", lambda disk, directories: -1)
+    patch.setattr(entry_log, "greatest_log_id", lambda disk, logs, among: -1)
     patch.setattr(SimDisk, "open", lambda self, path, mode: original(self, path, "w+" if mode == "x+" else mode))
 
 

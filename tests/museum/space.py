@@ -315,8 +315,8 @@ def _(patch: Patch) -> None:
         forgotten[usage.path] = None
         await delete(self, usage)
 
-    def find_others(disk: Any, directories: Sequence[str]) -> dict[int, str]:
-        return {log_id: path for log_id, path in find(disk, directories).items() if path not in forgotten}
+    def find_others(disk: Any, logs: Any, among: Sequence[str]) -> dict[int, str]:
+        return {log_id: path for log_id, path in find(disk, logs, among).items() if path not in forgotten}
 
     patch.setattr(SealedLogs, "delete", delete_forgotten)
     patch.setattr(sealed_logs, "find_logs", find_others)

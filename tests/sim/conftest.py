@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.adds import add_to
 from tests.fakes.copies import copies_of
 
-from bookies.config import LEDGER_INDEXES, BookieConfig
+from bookies.config import LEDGER_INDEXES, ROCKSDB, BookieConfig
 from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
 from bookies.kernels import Adds, Records, digest, scan_records
 from bookies.lab.sim.world.cluster import SimClock
@@ -26,6 +26,7 @@ from bookies.runtime.ports import Network, Runtime
 from bookies.storage.store import LedgerStore
 
 KEY = b"k" * 20
+SPLIT = "rocksdb-split"  # databases in two directories
 SETTINGS: dict[str, object] = {
     "journal_size_max": 1 << 20,
     "journal_preallocate_size": 4096,
@@ -295,15 +296,23 @@ class Machine:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of a module with `BOTH_INDEXES_BUT` on index files and on databases, but for those it names."""
+    """Run the tests of a module with `BOTH_INDEXES_BUT` on index files and on databases, but for those it names.
+
+    Those in `ALSO_SPLIT` run on databases in two directories too.
+    """
     but = getattr(metafunc.module, "BOTH_INDEXES_BUT", None)
-    if but is not None and "machine" in metafunc.fixturenames and metafunc.function.__name__ not in but:
-        metafunc.parametrize("machine", LEDGER_INDEXES, indirect=True)
+    name = metafunc.function.__name__
+    if but is not None and "machine" in metafunc.fixturenames and name not in but:
+        split = [SPLIT] if name in getattr(metafunc.module, "ALSO_SPLIT", ()) else []
+        metafunc.parametrize("machine", [*LEDGER_INDEXES, *split], indirect=True)
 
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest) -> Callable[..., Machine]:
-    return partial(Machine, ledger_index=getattr(request, "param", "files"))
+    kind = getattr(request, "param", "files")
+    if kind == SPLIT:
+        return partial(Machine, ledger_index=ROCKSDB, ledgers=2)
+    return partial(Machine, ledger_index=kind)
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ SPREAD = dataclasses.replace(
     ledger_directories=("/ledgers0", "/ledgers1", "/ledgers2"),
 )
 IN_DATABASES = dataclasses.replace(damage.CONFIG, ledger_index="rocksdb")
+IN_SPLIT = dataclasses.replace(IN_DATABASES, ledger_directories=("/ledgers0", "/ledgers1"))
 COMPACTING = dataclasses.replace(
     damage.CONFIG,
     entry_log_size_max=1 << 12,
@@ -155,7 +156,7 @@ def _while_compacting() -> Base:
 
 WORLDS = (
     *("stopped", "killed", "apache-stopped", "apache-killed", "spread", "failed", "compacting"),
-    *("rocksdb-stopped", "rocksdb-killed", "apache-rocksdb"),
+    *("rocksdb-stopped", "rocksdb-killed", "apache-rocksdb", "rocksdb-split", "apache-rocksdb-split"),
 )
 
 
@@ -166,12 +167,14 @@ def worlds() -> dict[str, World]:
     others = _with_identity(damage.build("other", is_clean=False, skip=1), "b2", 9).files
     spread = _with_identity(damage.build("spread", is_clean=False, config=SPREAD), "b1", 5)
     spread_others = damage.build("other", is_clean=False, skip=1, config=SPREAD).files
-    in_databases = [
-        _with_identity(damage.build("sweep", is_clean=is_clean, config=IN_DATABASES), "b1", 5)
-        for is_clean in (True, False)
-    ]
-    other_databases = damage.build("other", is_clean=False, skip=1, config=IN_DATABASES)
-    database_others = _with_identity(other_databases, "b2", 9).files
+    in_databases, split = (
+        [_with_identity(damage.build("sweep", is_clean=is_clean, config=config), "b1", 5) for is_clean in (True, False)]
+        for config in (IN_DATABASES, IN_SPLIT)
+    )
+    database_others, split_others = (
+        _with_identity(damage.build("other", is_clean=False, skip=1, config=config), "b2", 9).files
+        for config in (IN_DATABASES, IN_SPLIT)
+    )
     made = [
         World("stopped", stopped, others),
         World("killed", killed, others),
@@ -183,6 +186,8 @@ def worlds() -> dict[str, World]:
         World("rocksdb-stopped", in_databases[0], database_others),
         World("rocksdb-killed", in_databases[1], database_others),
         World("apache-rocksdb", _apache(in_databases[0]), _as_apache(database_others)),
+        World("rocksdb-split", split[1], split_others),
+        World("apache-rocksdb-split", _apache(split[0]), _as_apache(split_others)),
     ]
     assert tuple(world.name for world in made) == WORLDS
     return {world.name: world for world in made}

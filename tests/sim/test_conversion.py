@@ -18,6 +18,7 @@ from bookies.lab.sim.world.databases import SimDatabases, pack, parse
 from bookies.lab.sim.world.disk import LOSSES, SimDisk
 from bookies.lab.sim.world.loop import Crashed
 from bookies.storage.entry_log import entry_log_format
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.identity.index_kind import RECORD, check_kind
 from bookies.storage.index import catalog_format, index_format
@@ -86,7 +87,7 @@ def run(disk: SimDisk, kind: type[Conversion]) -> None:
 
 def in_index_files(disk: SimDisk) -> Found:
     """What the index files say; every slot leads to its entry, and the catalog agrees."""
-    logs = find_logs(disk, ["a/current", "b/current"])
+    logs = find_logs(disk, LogDirectories(["a/current", "b/current"]))
     data = disk.read_bytes("a/current/index.catalog")
     catalog = catalog_format.parse(data, 64)
     assert not catalog.problem

@@ -206,7 +206,7 @@ def test_damage_that_a_read_finds_ends_the_process_and_the_next_start_repairs_it
     async def find(store: LedgerStore, promises: Any) -> None:
         assert store.parts is not None
         assert store.parts.databases is not None
-        database: Any = store.parts.databases.ledgers if call == "get" else store.parts.databases.locations
+        database: Any = store.parts.databases[0].ledgers if call == "get" else store.parts.databases[0].locations
 
         def fail(*_: object) -> None:
             raise CorruptRecord("a block has a wrong checksum", path=LOCATIONS, offset=0)
@@ -277,7 +277,7 @@ def test_a_read_keeps_the_database_open_that_a_full_disk_has_stopped(load: Any, 
             await store.checkpoint()
         assert store.parts is not None
         assert store.parts.databases is not None
-        databases: Any = store.parts.databases
+        databases: Any = store.parts.databases[0]
         open_again = databases._database
 
         def refuse(*_: object, **__: object) -> None:

@@ -264,7 +264,7 @@ def forget_what_is_being_restored(patch: Patch) -> None:  # I-29
 
 
 def deny_what_was_on_a_lost_disk(patch: Patch) -> None:  # B-1
-    async def mark_all_uncertain(self: LedgerIndex, text: str) -> None:
+    async def mark_all_uncertain(self: LedgerIndex, text: str, *_: object) -> None:
         self.catalog.add_hole(text)
 
     patch.setattr(LedgerIndex, "mark_all_uncertain", mark_all_uncertain)

@@ -23,8 +23,8 @@ def test_a_log_that_is_forgotten_and_not_removed_is_noticed(monkeypatch: pytest.
         forgotten[usage.path] = None
         del self.known[usage.log_id]
 
-    def find_others(disk: Any, directories: Any) -> dict[int, str]:
-        return {log_id: path for log_id, path in find(disk, directories).items() if path not in forgotten}
+    def find_others(disk: Any, logs: Any, among: Any) -> dict[int, str]:
+        return {log_id: path for log_id, path in find(disk, logs, among).items() if path not in forgotten}
 
     monkeypatch.setattr(SealedLogs, "delete", delete)
     monkeypatch.setattr(sealed_logs, "find_logs", find_others)

@@ -26,6 +26,7 @@ BOTH_INDEXES_BUT = {
     "test_one_flipped_bit_in_one_copy_of_a_mark",
     "test_two_checkpoints_of_which_the_first_fails",  # a failed write to a database ends the process
 }
+ALSO_SPLIT = {"test_rolls_of_journal_and_entry_log", "test_a_checkpoint_while_adds_go_on"}
 
 
 def sweep(

@@ -25,7 +25,10 @@ from bookies.spark.base.options import client_config
         ({"ledger_directories": ("a,b",)}, "'a,b' cannot be a directory"),
         ({"index_directories": ("",)}, "'' cannot be a directory"),
         ({"ledger_index": "rocks"}, "ledger_index = 'rocks': must be one of files, rocksdb"),
-        ({"ledger_index": "rocksdb", "ledger_directories": ("/l", "/m")}, "serves one ledger directory"),
+        (
+            {"ledger_index": "rocksdb", "ledger_directories": ("/l", "/m"), "index_directories": ("/i",)},
+            "with 2 ledger_directories and 1 index_directories: they are pairs",
+        ),
     ],
 )
 def test_directories_in_each_others_way(settings: dict[str, Any], problem: str) -> None:

@@ -61,7 +61,7 @@ SERVER: tuple[Row, ...] = (
         "ledgerStorageClass",
         "ledger_index",
         kind_of_index,
-        "DbLedgerStorage: rocksdb, which needs a single ledger directory; any other class: files",
+        "DbLedgerStorage: rocksdb; any other class: files",
     ),
     # -- journal, entry logs, indexes
     Mapped("journalMaxSizeMB", "journal_size_max", mebibytes),

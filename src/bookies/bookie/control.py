@@ -62,12 +62,16 @@ def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
 
     async def why(*, log: str) -> object:
         name = posixpath.basename(log)
-        log_id = parse_file_name(name if name.endswith(".log") else f"{name}.log")
-        if log_id is None:
+        file_id = parse_file_name(name if name.endswith(".log") else f"{name}.log")
+        if file_id is None:
             raise InvalidArgument(f"{log}: not an entry log; name a file like 1f.log, or its hexadecimal id")
-        if not await collector.has_log(log_id):
+        named = await collector.logs_named(file_id)
+        if len(named) > 1 and log not in named.values():
+            raise InvalidArgument(f"{log}: {' and '.join(named.values())} have this id; name one with its path")
+        named = {log_id: path for log_id, path in named.items() if len(named) == 1 or path == log}
+        if not named:
             raise InvalidArgument(f"{log}: this bookie has no such entry log; it may have been removed or compacted")
-        return collector.why(log_id)
+        return collector.why(next(iter(named)))
 
     return {
         "gc": gc,

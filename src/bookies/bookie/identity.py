@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from bookies.config import ROCKSDB, BookieConfig
-from bookies.errors import ConfigError, CookieExists, CookieMismatch, CookieNotFound
+from bookies.errors import ConfigError, CookieExists, CookieMismatch, CookieNotFound, StorageError
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
 from bookies.runtime.events import Events
@@ -101,14 +101,12 @@ async def admit(
             stored_cookies[name] = await driver.read_cookie(BookieId(name))
         except CookieNotFound:
             continue
-    if config.allow_storage_expansion:
-        # F-2: databases place each ledger by the number of directories, so no cookie may allow another number.
-        indexes = config.index_directories or config.ledger_directories
-        check_kind(disk, [current(directory) for directory in indexes], is_rocksdb=config.ledger_index == ROCKSDB)
     *others, stored = stored_cookies or (None,)
     master = cookie.master_cookie(config, bookie_id, instance_id)
     data = None if stored is None else stored_cookies[stored][0]
     known = [] if data is None else cookie.parse(data, path=f"cookie of {stored} in the metadata store").directories
+    if config.allow_storage_expansion:
+        _check_expansion(disk, config, known)
     for directory in directories:
         # A directory that the store names is not created: a disk may have to be mounted there.
         if directory not in known and (stored is None or config.allow_storage_expansion):
@@ -143,16 +141,36 @@ async def admit(
     return Admission(instance_id, decision, uses.left_out)
 
 
+def _check_expansion(disk: Disk, config: BookieConfig, known: Sequence[str]) -> None:
+    """Raise StorageError if the directories have databases, and their number may change.
+
+    F-2: databases place each ledger by the number of directories, so no cookie may allow another number. `known`: the
+    directories in the cookie; empty without one.
+    """
+    indexes = config.index_directories or config.ledger_directories
+    check_kind(disk, [current(directory) for directory in indexes], is_rocksdb=config.ledger_index == ROCKSDB)
+    added = [directory for directory in (*config.ledger_directories, *indexes) if directory not in known]
+    if config.ledger_index == ROCKSDB and known and added:
+        raise StorageError(
+            f"{added[0]} is new, and ledger_index = rocksdb: the number of directories decides where each ledger is, "
+            "so it cannot change. Nothing was changed. Leave the directory out, or convert the index to index files "
+            "first: bk bookie convert DIRECTORY --to index-files"
+        )
+
+
 def _uses(disk: Disk, config: BookieConfig, bookie_id: BookieId, directories: Sequence[str], mark: str) -> Uses:
     """Return which directories the bookie uses, by the notes of losses. Raises CookieMismatch, CorruptRecord, OSError.
 
-    It needs every journal, one ledger directory, and one index directory.
+    It needs every journal, one ledger directory, and one index directory; with databases, all of them.
     """
     states = {directory: admission.state_of(disk, bookie_id, directory) for directory in directories}
     notes = lost_directories.read(disk, lost_directories.currents_of(directories))
     copies = dict(zip(directories, notes.values(), strict=True))
     indexes = config.index_directories or config.ledger_directories
-    needed = [*([journal] for journal in config.journal_directories), config.ledger_directories, indexes]
+    groups = [config.ledger_directories, indexes]
+    if config.ledger_index == ROCKSDB:
+        groups = [(directory,) for directory in (*config.ledger_directories, *indexes)]
+    needed = [*((journal,) for journal in config.journal_directories), *groups]
     try:
         return lost_directories.plan(states, copies, config.lost_directories, needed, mark)
     except CookieMismatch as error:

@@ -463,6 +463,29 @@ def test_a_lost_directory_needs_consent_once() -> None:
     assert place.start(lost) is Decision.OK
 
 
+def test_databases_need_the_same_directories_for_ever() -> None:
+    place = Place()
+    rocksdb = {"ledger_index": "rocksdb"}
+    two = dataclasses.replace(GROWN, **rocksdb)  # type: ignore[arg-type]
+    assert place.start(two) is Decision.NEW_BOOKIE
+    for directory in ("/j", "/l", "/l2", "/i", "/i2"):
+        place.disk.put(f"{directory}/current/file", b"data")
+    three = dataclasses.replace(two, ledger_directories=("/l", "/l2", "/l3"), index_directories=("/i", "/i2", "/i3"))
+    with pytest.raises(StorageError, match="/l3 is new, and ledger_index = rocksdb: the number of directories decides"):
+        place.start(three)
+    assert not place.disk.exists("/l3")
+    swapped = dataclasses.replace(two, ledger_directories=("/l2", "/l"))
+    with pytest.raises(CookieMismatch, match="they are in another order"):
+        place.start(swapped)
+    for directory in ("/l2", "/i"):
+        place.disk.lose_directory(directory, is_empty=False)
+        lost = dataclasses.replace(two, lost_directories=(directory,))
+        with pytest.raises(CookieMismatch, match=f"{directory}: declared lost, and the bookie cannot do without it"):
+            place.start(lost)
+        place.disk.lose_directory(directory, is_empty=True)
+        assert place.start(lost) is Decision.OK
+
+
 def test_only_directories_of_the_bookie_can_be_lost() -> None:
     with pytest.raises(ConfigError, match="lost_directories = /x: no directory of this bookie; it has /j, /l, /i"):
         check_identity(dataclasses.replace(CONFIG, lost_directories=("/l", "/x")))

@@ -129,25 +129,25 @@ class Checkpointer:
     async def _checkpoint(self, marks: Marks | None) -> None:
         began_s = self._clock.monotonic()
         cut = await self.flusher.flush_all(self._journals.marks)
-        newest_id = self.log.newest_id
-        await self.index_writer.write(marks or cut, newest_id)
+        newest_ids = list(self.log.newest_ids)
+        await self.index_writer.write(marks or cut, min((log_id for log_id in newest_ids if log_id >= 0), default=-1))
         self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
-        self.log.covered_id = max(self.log.covered_id, newest_id)
+        self.log.cover(newest_ids)
         self.times.record(self._clock.monotonic() - began_s)
         await self._journals.cut(self.persisted)
         self.log.index.forget_idle(lambda ledger_id: not self.flusher.cache.holds(ledger_id))
 
     async def roll_log(self, threshold: int) -> None:
-        """Seal and cover the active entry log if less than `threshold` percent of it belongs to known ledgers.
+        """Seal and cover the active entry logs of which less than `threshold` percent belong to known ledgers.
 
         Raises: DiskFull, OSError, SyncFailed.
         """
         async with self._lock:
-            sealed_id = await self.log.roll(threshold)
-            if sealed_id is None:
+            sealed_ids = await self.log.roll(threshold)
+            if not sealed_ids:
                 return
             await self.flusher.flush_all(self._journals.marks)  # sets the slots of entries written to it meanwhile
-            self.log.newest_id = max(self.log.newest_id, sealed_id + 1)
+            self.log.note_sealed(sealed_ids)
         await self.checkpoint()
 
     async def _run(self) -> None:

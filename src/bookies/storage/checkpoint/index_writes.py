@@ -57,7 +57,7 @@ class IndexWriter:
         """Make dirty pages and headers durable, after the logs that they name. Raises: OSError, StorageError.
 
         marks: to be persisted afterwards.
-        cut_id: the entry log named by the newest slot that the marks cover, -1: none.
+        cut_id: the first entry log named by the newest slots that the marks cover, -1: none.
         """
         async with self._lock:
             while True:

@@ -72,6 +72,7 @@ class DiskSpace(Struct, frozen=True):
 
     `any_full`: one full ledger or index directory makes the bookie read-only; otherwise all of them have to be full.
     One full journal always does, because a ledger's journal is fixed.
+    `needs_each`: so is the directory of a ledger, so recovery needs free space in all of them.
     """
 
     spaces: Mapping[str, Space] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class DiskSpace(Struct, frozen=True):
     indexes: Sequence[str] = ()
     journals: Sequence[str] = ()
     any_full: bool = True
+    needs_each: bool = False
 
     @property
     def full(self) -> list[Space]:
@@ -98,8 +100,9 @@ class DiskSpace(Struct, frozen=True):
     def has_priority_room(self) -> bool:
         """Report whether there is space for adds of recovery and replication."""
         stores = [self._of(self.ledgers), self._of(self.indexes)]
+        decide = all if self.needs_each else any
         return all(space.has_priority_room for space in self._of(self.journals)) and all(
-            any(space.has_priority_room for space in group) for group in stores if group
+            decide(space.has_priority_room for space in group) for group in stores if group
         )
 
     @property

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from bookies.config import BookieConfig
+from bookies.config import ROCKSDB, BookieConfig
 from bookies.errors import StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime, Worker
@@ -48,7 +48,8 @@ class DiskWatch:
     def reconfigure(self, config: BookieConfig) -> None:
         """Use these settings from the next check on."""
         self.marks = Marks.of(config)
-        self._any_full = config.read_only_on_any_disk_full
+        self._needs_each = config.ledger_index == ROCKSDB
+        self._any_full = config.read_only_on_any_disk_full or self._needs_each
         self._interval_s = config.disk_check_interval_ms / 1000
 
     async def measure(self, worker: Worker) -> None:
@@ -65,7 +66,12 @@ class DiskWatch:
             was_full = path in before.spaces and before.spaces[path].is_full
             spaces[path] = Space.of(path, *usage, self.marks, was_full=was_full)
         self.space = DiskSpace(
-            spaces, directories.ledgers, directories.indexes, directories.journals, any_full=self._any_full
+            spaces,
+            directories.ledgers,
+            directories.indexes,
+            directories.journals,
+            any_full=self._any_full,
+            needs_each=self._needs_each,
         )
         self._health.crowded = self.space.crowded
         self._health.usable = {path: space.usable for path, space in spaces.items()}

@@ -32,6 +32,7 @@ from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.torn_logs import complete_outputs, empty_logs, is_behind, torn_logs
 from bookies.storage.entry_log.entry_log import greatest_log_id
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, pack_last_id
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.identity.index_kind import check_kind
 from bookies.storage.identity.lost_directories import currents_of, note_applied, unapplied
@@ -45,7 +46,7 @@ from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
 from bookies.storage.journal.journal_trailer import SIZE_MAX, find_group
 from bookies.storage.journal.log_marks import find_marks
-from bookies.storage.rocksdb.database_files import REOPEN_ROOM, OpenedDatabases
+from bookies.storage.rocksdb.database_files import REOPEN_ROOM, OpenDatabases, OpenedDatabases
 
 ROOM_MIN = 1 << 20  # bytes required in addition to the entries: headers, pages, names
 
@@ -69,7 +70,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     async with _explain_disk_full(parts, directories.indexes, REOPEN_ROOM, discards=False):
         opened = await open_databases(parts, catalog, found_marks, events)
     paths = await _remaining_paths(parts, opened, returned, events)
-    lost, loss_texts, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories)
+    lost, fresh, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories, parts.logs)
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
@@ -101,9 +102,10 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await rebuild_lost(parts, opened)
     elif lacks_ledgers and parts.databases is None:
         await _find_ledgers(parts, doubtful)
-    for text in [*restorer.report.holes, *loss_texts, *opened.holes(parts.index.catalog.holes)]:
+    holes = [(text, "") for text in restorer.report.holes] + [(f"{path}: lost with all files", path) for path in fresh]
+    for text, place in [*holes, *opened.holes(parts.index.catalog.holes)]:
         parts.index.catalog.note_torn({})  # torn parts may have the lost entries
-        await parts.index.mark_all_uncertain(text)
+        await parts.index.mark_all_uncertain(text, partial(_may_be_in, parts, place))
     _log_report(restorer.report, events)
     for journal, mark in zip(parts.journals, marks, strict=True):
         journal.mark = mark
@@ -123,7 +125,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await _reset_marks(parts, lost)
         await worker.run(remove_notes, runtime.disk, stores)
         if parts.databases is not None:
-            await worker.run(parts.databases.settled)
+            await worker.run(_settle, parts.databases)
         await worker.run(directories.remove_leftovers)
         await _note_losses(parts)
     async with _explain_disk_full(parts, stores, 0):
@@ -186,10 +188,10 @@ async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bo
         is_foreign = may_be_foreign and await worker.run(_has_no_group, disk, directories)
         first = (0 if synced is None else synced.greatest_id + 1) if is_foreign else LOG_ID_MAX + 1
         may_be_empty = is_foreign or 0 in known.torn.values()
-        torn = await worker.run(empty_logs, disk, directories.ledgers, known.torn, first) if may_be_empty else {}
+        torn = await worker.run(empty_logs, disk, parts.logs, known.torn, first) if may_be_empty else {}
         known.note_torn(torn)
         return
-    known.note_torn(await worker.run(torn_logs, disk, directories.ledgers, note.failed, known.torn, synced))
+    known.note_torn(await worker.run(torn_logs, disk, parts.logs, note.failed, known.torn, synced))
 
 
 def _unverified_ledgers(parts: StorageParts, ledger_ids: Iterable[int], *, is_cut: bool) -> list[int]:
@@ -208,7 +210,7 @@ async def _find_ledgers(parts: StorageParts, doubtful: Sequence[int]) -> None:
     for ledger_id in doubtful:
         await parts.index.mark_uncertain(ledger_id)
     worker, disk, index = parts.checkpointer.worker, parts.runtime.disk, parts.index
-    in_logs = await worker.run(ledgers_in_logs, disk, parts.directories.ledgers)
+    in_logs = await worker.run(ledgers_in_logs, disk, parts.logs)
     unknown = [ledger_id for ledger_id in in_logs if ledger_id not in index.catalog.ledgers]
     paths = {ledger_id: path for ledger_id in unknown if (path := index.path_of(ledger_id)) is not None}
     for ledger_id in in_logs:
@@ -316,8 +318,10 @@ async def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
             await parts.checkpointer.worker.run(parts.checkpointer.mark_files.reset, number)
 
 
-def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], list[str], LogsFound]:
-    """Return the directories whose loss is not applied, the holes of losses that are not noted, and the entry logs.
+def _find_losses(
+    disk: Disk, directories: Directories, in_directories: LogDirectories
+) -> tuple[list[str], list[str], LogsFound]:
+    """Return the directories whose loss is not applied, those of them whose loss is not noted, and the entry logs.
 
     Complete outputs of compactions count as logs.
 
@@ -333,9 +337,9 @@ def _find_losses(disk: Disk, directories: Directories) -> tuple[list[str], list[
                 "acknowledged entries would be lost. Nothing was changed. Restore the files, or decommission this "
                 "bookie: bk bookie format"
             )
-    logs = frozenset((*find_logs(disk, directories.ledgers), *complete_outputs(disk, directories.ledgers)))
-    texts = [f"{path}: lost with all files" for path in currents_of(loss.path for loss in losses if not loss.is_noted)]
-    return lost, texts, LogsFound(logs, greatest_log_id(disk, directories.ledgers))
+    logs = frozenset((*find_logs(disk, in_directories), *complete_outputs(disk, in_directories)))
+    fresh = currents_of(loss.path for loss in losses if not loss.is_noted)
+    return lost, fresh, LogsFound(logs, greatest_log_id(disk, in_directories))
 
 
 def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequence[str]) -> LogsFound:
@@ -356,8 +360,22 @@ def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequenc
         files.close()
     if greatest_id > catalog.logs.greatest_id:
         ends = [posixpath.join(directory, "lastId") for directory in parts.directories.ledgers]
-        replace_copies(disk, ends, pack_last_id(greatest_id))
+        replace_copies(disk, ends, pack_last_id(parts.logs.file_id(greatest_id)))
     return replace(catalog.logs, greatest_id=greatest_id)
+
+
+def _settle(databases: Iterable[OpenDatabases]) -> None:
+    for opened in databases:
+        opened.settled()
+
+
+def _may_be_in(parts: StorageParts, place: str, ledger_id: int) -> bool:
+    """Report whether files of the ledger may be in a directory; empty: in any."""
+    directories = parts.directories
+    if parts.databases is None or not place or place in directories.journals:
+        return True
+    of_space = zip(directories.ledgers, directories.indexes, strict=True)
+    return place in list(of_space)[parts.logs.space_of(ledger_id)]
 
 
 def _log_report(report: ReplayReport, events: Events) -> None:

@@ -16,8 +16,8 @@ from bookies.storage.engine.torn_logs import is_behind
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index.catalog_format import Contents
 from bookies.storage.journal import LogMark
-from bookies.storage.rocksdb.database_files import OpenedDatabases
-from bookies.storage.rocksdb.rocksdb_format import LEDGERS
+from bookies.storage.rocksdb.database_files import OpenDatabases, OpenedDatabases
+from bookies.storage.rocksdb.rocksdb_format import LEDGERS, NAMES
 
 
 async def open_databases(
@@ -32,25 +32,42 @@ async def open_databases(
                 "the entry logs"
             )
         return OpenedDatabases()
-    opened = await parts.checkpointer.worker.run(_open, parts, catalog, marks)
-    for name, problem in opened.lost.items():
+    opened = await parts.checkpointer.worker.run(_open, parts, parts.databases, catalog, marks)
+    for path, problem in opened.lost.items():
         events.error(
             "storage.database_lost",
-            path=posixpath.join(parts.databases.directory, name),
+            path=path,
             problem=problem,
             consequence="what it had is rebuilt from the entry logs; until then no entry is reported as missing",
         )
     return opened
 
 
-def _open(parts: StorageParts, catalog: Contents | None, marks: Sequence[Sequence[LogMark]]) -> OpenedDatabases:
-    assert parts.databases is not None
+def _open(
+    parts: StorageParts,
+    databases: Sequence[OpenDatabases],
+    catalog: Contents | None,
+    marks: Sequence[Sequence[LogMark]],
+) -> OpenedDatabases:
     versions = catalog.versions if catalog is not None else ()
+    size = 2 * len(NAMES)  # of the versions of a directory
+    if versions and len(versions) != size * len(databases):
+        raise StorageError(
+            f"{parts.directories.indexes[0]}: the index is in databases of {len(versions) // size} directories, and "
+            f"the settings name {len(databases)}. Their number decides where each ledger is. Nothing was changed. Name "
+            "the same directories as before"
+        )
+    for pair in databases:
+        pair.check_order()
     synced = catalog.synced if catalog is not None and not catalog.problem else None
     run_id = parts.directories.run_id
     is_own = bool(run_id) and synced is not None and synced.run_id == run_id and not is_behind(synced, marks, run_id)
-    is_new = not versions and not find_logs(parts.runtime.disk, parts.directories.ledgers)
-    return parts.databases.open(versions, is_new=is_new, may_be_cut=is_own and bool(versions))
+    is_new = not versions and not find_logs(parts.runtime.disk, parts.logs)
+    opened = OpenedDatabases()
+    for number, pair in enumerate(databases):
+        noted = versions[size * number : size * (number + 1)]
+        opened.add(pair.open(noted, is_new=is_new, may_be_cut=is_own and bool(versions)))
+    return opened
 
 
 def note_uncertain(parts: StorageParts, opened: OpenedDatabases) -> None:
@@ -64,11 +81,13 @@ def note_uncertain(parts: StorageParts, opened: OpenedDatabases) -> None:
 
 async def rebuild_lost(parts: StorageParts, opened: OpenedDatabases) -> None:
     """Have ledgers rebuilt whose locations or data were lost. Raises: StorageError, OSError."""
-    index = parts.index
+    index, indexes = parts.index, parts.directories.indexes
+    lost = {indexes.index(posixpath.dirname(path)): None for path in opened.lost}
     for ledger_id in list(index.ledger_ids()):  # without `ledgers`, those that the replay has named
-        await index.mark_uncertain(ledger_id)
-    if LEDGERS in opened.lost:
+        if parts.logs.space_of(ledger_id) in lost:
+            await index.mark_uncertain(ledger_id)
+    if any(posixpath.basename(path) == LEDGERS for path in opened.lost):
         worker, disk = parts.checkpointer.worker, parts.runtime.disk
-        for ledger_id in await worker.run(ledgers_in_logs, disk, parts.directories.ledgers):
-            if not parts.removals.is_deleted(ledger_id):
+        for ledger_id in await worker.run(ledgers_in_logs, disk, parts.logs):
+            if parts.logs.space_of(ledger_id) in lost and not parts.removals.is_deleted(ledger_id):
                 await index.rebuild_if_missing(ledger_id)

@@ -27,6 +27,7 @@ from bookies.storage.engine.log_pieces import pieces_of
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.entry_log.entry_log import greatest_log_id
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog_format import Known, checker
@@ -35,24 +36,25 @@ from bookies.storage.index.index_format import HEADER_SIZE as INDEX_HEADER_SIZE
 from bookies.storage.records import Batch, EndKind
 
 
-def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
-    """Return the ids of all ledgers with entries in the logs, ascending. Raises: OSError.
+def ledgers_in_logs(disk: Disk, logs: LogDirectories) -> list[int]:
+    """Return the ids of all ledgers with entries in their logs, ascending. Raises: OSError.
 
     Uses the map of each closed log, and scans logs without a map.
     """
     ledger_ids: set[int] = set()
-    for path in find_logs(disk, directories).values():
+    for log_id, path in find_logs(disk, logs).items():
         file = disk.open(path, "r")
+        named: set[int] = set()
         try:
             ledgers_map = layout.read_ledgers_map(file.pread, file.size())
             if ledgers_map is not None:
-                ledger_ids.update(ledgers_map)
-                continue
-            for item in layout.scan(file.pread, file.size()):
+                named.update(ledgers_map)
+            for item in layout.scan(file.pread, file.size()) if ledgers_map is None else ():
                 if isinstance(item, Batch):
-                    ledger_ids.update(piece.ledger_id for piece in pieces_of(item))
+                    named.update(piece.ledger_id for piece in pieces_of(item))
         finally:
             file.close()
+        ledger_ids.update(ledger_id for ledger_id in named if logs.holds(log_id, ledger_id))
     return sorted(ledger_ids)
 
 
@@ -151,12 +153,12 @@ class Rebuilder:
         runtime: Runtime,
         config: BookieConfig,
         index: LedgerIndex,
-        directories: Sequence[str],
+        logs: LogDirectories,
     ) -> None:
         self.logs_lock = asyncio.Lock()
         self._disk = runtime.disk
         self._index = index
-        self._directories = list(directories)
+        self._logs = logs
         self._page_size = config.index_page_size
         self._record_size_max = config.frame_size_max + 64 * 1024
         self._worker = runtime.workers.start("index-rebuild")
@@ -220,8 +222,8 @@ class Rebuilder:
         catalog = self._index.catalog
         catalog.note_torn({log_id: end for log_id, end in catalog.torn.items() if named.get(log_id, -1) < end})
         readable: set[int] = set()
-        logs, is_complete = await self._worker.run(self._find_logs)
-        id_max = await self._worker.run(greatest_log_id, self._disk, self._directories) if is_complete else LOG_ID_MAX
+        logs, lacking = await self._worker.run(self._find_logs)
+        id_max = LOG_ID_MAX if lacking else await self._worker.run(greatest_log_id, self._disk, self._logs)
         for log_id, path in logs.items():
             try:
                 is_whole = await self._read_log(log_id, path, wanted, is_named=log_id in named)
@@ -231,21 +233,22 @@ class Rebuilder:
             if is_whole:
                 readable.add(log_id)
             else:
-                is_complete = False
+                lacking.add(log_id % self._logs.count)
         for ledger_id, ledger_slots in wanted.items():
+            is_complete = self._logs.space_of(ledger_id) not in lacking
             await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
 
-    def _find_logs(self) -> tuple[dict[int, str], bool]:
-        """Return (entry logs by id, whether every directory could be listed). Runs on the worker."""
+    def _find_logs(self) -> tuple[dict[int, str], set[int]]:
+        """Return (entry logs by id, the spaces that could not be listed completely). Runs on the worker."""
         logs: dict[int, str] = {}
-        is_complete = True
-        for directory in self._directories:
+        lacking: set[int] = set()
+        for number, directory in enumerate(self._logs.paths):
             try:
-                logs |= find_logs(self._disk, [directory])
+                logs |= find_logs(self._disk, self._logs, [directory])
             except OSError as error:
                 self._events.error("storage.directory_unreadable", path=directory, error=error)
-                is_complete = False
-        return {log_id: logs[log_id] for log_id in sorted(logs)}, is_complete
+                lacking.add(number if self._logs.is_split else 0)
+        return {log_id: logs[log_id] for log_id in sorted(logs)}, lacking
 
     def _read_old(self, path: str, known: Known | None, ledger_slots: LedgerSlots) -> None:
         """Read the slots of the old file, which may name entries in unreadable logs. Runs on the worker."""
@@ -275,7 +278,8 @@ class Rebuilder:
             return True  # none of its entries counts
         is_synced = catalog.is_trusted and catalog.synced is not None and log_id <= catalog.synced.greatest_id
         may_be_empty = not is_synced and not is_named
-        pieces = entries_of(self._disk, path, list(wanted), self._record_size_max, end, may_be_empty=may_be_empty)
+        own = [ledger_id for ledger_id in wanted if self._logs.holds(log_id, ledger_id)]
+        pieces = entries_of(self._disk, path, own, self._record_size_max, end, may_be_empty=may_be_empty)
         while not isinstance(piece := await self._worker.run(next, pieces), bool):
             assert isinstance(piece, list)
             for ledger_id, entry_id, offset in piece:

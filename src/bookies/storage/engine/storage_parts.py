@@ -21,6 +21,7 @@ from bookies.storage.disks.observed_disk import WatchedDisk
 from bookies.storage.engine.quarantine import Quarantine
 from bookies.storage.engine.rebuild import Rebuilder
 from bookies.storage.engine.replay import ReplayReport
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_files import IndexFiles, NewFiles
 from bookies.storage.index.index_readers import Readers
@@ -32,7 +33,7 @@ from bookies.storage.rocksdb.rocksdb_format import Databases
 class StorageParts:
     """All components that own files or threads, from before they are opened until `close`.
 
-    `databases`: of the index; None if it is in files.
+    `databases`: of the index, by number of the directory; None if it is in files.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class StorageParts:
     ) -> None:
         self.config = config
         self.directories = directories = Directories(runtime.disk, config)
-        self.health = DirectoryHealth(
-            directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
-        )
+        is_rocksdb = config.ledger_index == ROCKSDB
+        logs = LogDirectories(directories.ledgers, is_split=is_rocksdb)
+        # Databases place each ledger in one of the directories, so the bookie needs all of them.
+        keeps_going = config.survive_failed_directory and not is_rocksdb
+        self.health = DirectoryHealth(directories.ledgers, directories.indexes, keeps_going=keeps_going)
         self.journals = [
             Journal(runtime, directory, f"journal-{number}", config, on_fatal)
             for number, directory in enumerate(directories.journals)
@@ -57,22 +60,30 @@ class StorageParts:
         self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
         marks = tuple(LogMark() for _ in directories.journals)
         self.cache = WriteCache(config.write_cache_size, marks)
-        self.databases: OpenDatabases | None = None
+        self.databases: list[OpenDatabases] | None = None
         new_files: NewFiles = partial(IndexFiles, runtime.disk, config.index_page_size)
-        if config.ledger_index == ROCKSDB:
-            self.databases = OpenDatabases(runtime.disk, databases, directories.indexes[0])
+        if is_rocksdb:
+            self.databases = [
+                OpenDatabases(runtime.disk, databases, directory, logs, number)
+                for number, directory in enumerate(directories.indexes)
+            ]
             new_files = partial(DatabaseFiles, runtime.disk, config.index_page_size, self.databases)
-        self.readers = Readers(runtime, config, directories.ledgers, new_files)
+        self.readers = Readers(runtime, config, logs, new_files)
         self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health, new_files)
         self.index.rebuilds.on_damaged = on_fatal
         stores = [*directories.ledgers, *directories.indexes]
         failover = Failover(runtime, stores, self.health, self.index)
-        log = IndexedLog(runtime, directories.ledgers, config, self.health, self.index)
+        log = IndexedLog(runtime, logs, config, self.health, self.index)
         index_writer = IndexWriter(runtime, log, self.readers, self.health, failover)
         self.checkpointer = Checkpointer(runtime, config, self.cache, index_writer, on_change, activities)
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
-        self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
+        self.rebuilder = Rebuilder(runtime, config, self.index, logs)
         self.report = ReplayReport()
+
+    @property
+    def logs(self) -> LogDirectories:
+        """Return the ledger directories, with the meaning of log ids."""
+        return self.readers.logs
 
     def close(self) -> None:
         """Close files, end workers, release locks. Blocks until current work is done."""

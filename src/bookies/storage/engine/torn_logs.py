@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from bookies.runtime.ports import Disk
 from bookies.storage.entry_log import entry_log_format as layout
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index.catalog_format import Synced
 from bookies.storage.journal import LogMark
@@ -26,7 +27,7 @@ from bookies.storage.journal import LogMark
 
 def torn_logs(
     disk: Disk,
-    directories: Sequence[str],
+    directories: LogDirectories,
     returned: Sequence[str],
     before: Mapping[int, int],
     synced: Synced,
@@ -38,8 +39,7 @@ def torn_logs(
     """
     logs = find_logs(disk, directories)
     torn = {log_id: end for log_id, end in before.items() if log_id in logs}
-    if synced.log_id in logs:
-        torn[synced.log_id] = min(synced.end, torn.get(synced.log_id, synced.end))
+    torn |= {log_id: min(end, torn.get(log_id, end)) for log_id, end in synced.ends.items() if log_id in logs}
     complete = complete_outputs(disk, directories)
     for log_id, path in logs.items():
         if log_id > synced.greatest_id and log_id not in complete and posixpath.dirname(path) not in returned:
@@ -47,7 +47,7 @@ def torn_logs(
     return torn
 
 
-def empty_logs(disk: Disk, directories: Sequence[str], before: Mapping[int, int], first: int) -> dict[int, int]:
+def empty_logs(disk: Disk, directories: LogDirectories, before: Mapping[int, int], first: int) -> dict[int, int]:
     """Return log -> 0 for logs without a complete header that need not have had one. Raises: OSError.
 
     `first`: the first log that this program did not sync. `before`: as in `torn_logs`; its empty logs stay.
@@ -77,11 +77,11 @@ def is_behind(synced: Synced | None, marks: Sequence[Sequence[LogMark]], run_id:
     return any(max(copies, default=LogMark()) > known for copies, known in zip(marks, synced.marks, strict=True))
 
 
-def complete_outputs(disk: Disk, directories: Sequence[str]) -> dict[int, None]:
+def complete_outputs(disk: Disk, directories: LogDirectories) -> dict[int, None]:
     """Return the ids of complete compaction outputs, whose compactions the collector will finish."""
     outputs: dict[int, None] = {}
-    for directory in directories:
+    for directory in directories.paths:
         for name in disk.list(directory):
             if (ids := layout.parse_compacted_name(name)) is not None and ids[1] is not None:
-                outputs[ids[0]] = None
+                outputs[directories.id_in(directory, ids[0])] = None
     return outputs

@@ -21,6 +21,7 @@ Source: storage 3.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import sys
 from array import array
@@ -45,6 +46,7 @@ from bookies.storage.disks.durable_files import (
 )
 from bookies.storage.disks.file_cache import FileCache
 from bookies.storage.entry_log import entry_log_format as layout
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.journal.page_cache import DroppedPrefix
 from bookies.storage.records.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
 
@@ -62,11 +64,12 @@ class LogLost(StorageError):
 class _Log(Struct):
     """A log that is written or to be synced. `runs`: the unsynced runs, with their ledger ids; they begin at `synced`.
 
-    `position`: its end. `sizes`: bytes by ledger. `dropped`: what has left the page cache.
+    `space`: its space of ids. `position`: its end. `sizes`: bytes by ledger. `dropped`: what has left the page cache.
     """
 
     file: File
     log_id: int
+    space: int
     position: int = layout.HEADER_SIZE
     synced: int = layout.HEADER_SIZE
     sizes: dict[int, int] = field(default_factory=dict)
@@ -78,32 +81,39 @@ class NoWritableDirectory(DiskFull):
     """No ledger directory accepts a new entry log."""
 
 
-def greatest_log_id(disk: Disk, directories: Sequence[str]) -> int:
-    """Return the highest id ever allocated, from file names and `lastId`; -1 if there is none."""
+def greatest_log_id(disk: Disk, logs: LogDirectories, among: Sequence[str] | None = None) -> int:
+    """Return the highest id ever allocated, from file names and `lastId`; -1 if there is none.
+
+    `among`: search only these directories.
+    """
     greatest = -1
-    for directory in directories:
+    for directory in logs.paths if among is None else among:
         for name in disk.list(directory):
             compacted = layout.parse_compacted_name(name)
             number = compacted[0] if compacted else layout.parse_file_name(name)
             if name == "lastId":
                 number = layout.parse_last_id(disk.read_bytes(posixpath.join(directory, name)))
-            greatest = max(greatest, -1 if number is None else number)
+            greatest = max(greatest, -1 if number is None else logs.id_in(directory, number))
     return greatest
 
 
 class EntryLogWriter:
-    """The writer of entry logs. Blocks. `directories`: the ledger directories, used in turn for new logs."""
+    """The writer of entry logs. Blocks. One log is active in each space of ids.
+
+    `logs`: the ledger directories; those of one space are used in turn for new logs.
+    """
 
     def __init__(
-        self, disk: Disk, directories: Sequence[str], config: BookieConfig, health: DirectoryHealth | None = None
+        self, disk: Disk, logs: LogDirectories, config: BookieConfig, health: DirectoryHealth | None = None
     ) -> None:
         self._disk = disk
-        self._directories = list(directories)
-        self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
+        self._logs = logs
+        self._count = logs.count
+        self._health = health or DirectoryHealth(logs.paths, logs.paths, keeps_going=False)
         self._size_max = config.entry_log_size_max
         self._last_id: int | None = None
         self._is_last_id_certain = False  # all directories were listed
-        self._active: _Log | None = None
+        self._active: dict[int, _Log] = {}  # by space
         self._cached_size = config.entry_log_cached_size
         self._unsynced: list[_Log] = []  # sealed logs
         self.lost_ends: dict[int, int] = {}  # lost log -> offset of the end of its synced part
@@ -117,24 +127,26 @@ class EntryLogWriter:
         Raises: DiskFull, OSError if writes to the active log and to a new one fail; then no record was added.
         SyncFailed: final.
         """
+        buffers: dict[int, list[Buffer]] = {}
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
-        log, position = self._append_somewhere(
-            [_buffer_of(run) for _, run in runs], sum(run.records.size for _, run in runs)
-        )
+            buffers.setdefault(ledger_id % self._count, []).append(_buffer_of(run))
+        places = self._append_all(buffers)
         slots = []
         for ledger_id, run in runs:
+            space, size = ledger_id % self._count, run.records.size
+            log, position = places[space]
             slots.append(kernels.pack_locations(log.log_id, position, run.records.starts))
-            position += run.records.size
-            log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + run.records.size
-        log.runs.extend(runs)
-        self._sync_when_due(log)
+            places[space] = log, position + size
+            log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + size
+            log.runs.append((ledger_id, run))
+        self._sync_when_due([log for log, _ in places.values()])
         return slots
 
-    def write_mixed(self, entries: kernels.SortedEntries, first: int) -> tuple[AddRun, bytes]:
-        """Append about `MIXED_SIZE` bytes of entries from number `first` on; return (the entries, their index slots).
+    def write_mixed(self, entries: kernels.SortedEntries, first: int) -> tuple[AddRun, bytes, list[int]]:
+        """Append about `MIXED_SIZE` bytes of entries from number `first` on.
 
-        Raises as `write` does.
+        Return (the entries, their index slots, the logs that they are in). Raises as `write` does.
         """
         try:
             records, ledger_ids, entry_ids = entries.take(first, MIXED_SIZE)
@@ -142,37 +154,85 @@ class EntryLogWriter:
             # R-24: verify ledger and entry id of each entry when it is moved from the cache to the log.
             raise StorageError("the write cache holds another entry in its place") from None
         mixed = AddRun(ledger_ids, entry_ids, records)
-        log, position = self._append_somewhere([records.data], records.size)
-        slots = kernels.pack_locations(log.log_id, position, records.starts)
+        starts, view = records.starts, memoryview(records.data)
+        spans = self._spans_of(mixed)
+        buffers: dict[int, list[Buffer]] = {}
+        for space, start, stop in spans:
+            buffers.setdefault(space, []).append(view[starts[start] : starts[stop]])
+        places = self._append_all(buffers)
+        logs = {space: log for space, (log, _) in places.items()}
+        slots = []
+        for space, start, stop in spans:
+            log, position = places[space]
+            slots.append(kernels.pack_locations(log.log_id, position, starts[start : stop + 1]))
+            places[space] = log, position + starts[stop] - starts[start]
         for ledger_id, start, stop in mixed.stretches():
-            size = records.starts[stop] - records.starts[start]
-            log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + size
-        log.runs.append(mixed)
-        self._sync_when_due(log)
-        return mixed, slots
+            sizes = logs[ledger_id % self._count].sizes
+            sizes[ledger_id] = sizes.get(ledger_id, 0) + starts[stop] - starts[start]
+        for log in logs.values():
+            log.runs.append(mixed)
+        self._sync_when_due(list(logs.values()))
+        return mixed, b"".join(slots), [log.log_id for log in logs.values()]
 
-    def _append_somewhere(self, buffers: list[Buffer], size: int) -> tuple[_Log, int]:
+    def _spans_of(self, mixed: AddRun) -> list[tuple[int, int, int]]:
+        """Return (space, index of the first record, index after the last) of neighbours in one space."""
+        if self._count == 1:
+            return [(0, 0, len(mixed))]
+        spans: list[tuple[int, int, int]] = []
+        for ledger_id, start, stop in mixed.stretches():
+            space = ledger_id % self._count
+            if spans and spans[-1][0] == space:
+                start = spans.pop()[1]
+            spans.append((space, start, stop))
+        return spans
+
+    def _append_all(self, buffers: dict[int, list[Buffer]]) -> dict[int, tuple[_Log, int]]:
+        """Append to a log of each space, or to none; return (the log, the offset) by space."""
+        places: dict[int, tuple[_Log, int]] = {}
+        try:
+            for space, parts in buffers.items():
+                places[space] = self._append_somewhere(space, parts, sum(map(len, parts)))
+        except (OSError, StorageError):
+            for log, position in places.values():
+                self._take_back(log, position)
+            raise
+        return places
+
+    def _take_back(self, log: _Log, position: int) -> None:
+        """Remove what was appended to an active log from an offset on: the write to another space has failed."""
+        log.position = position
+        try:
+            if position > layout.HEADER_SIZE:
+                log.file.truncate(position)
+                return
+        except (OSError, DiskFull):
+            pass
+        self._abandon(log)
+
+    def _append_somewhere(self, space: int, buffers: list[Buffer], size: int) -> tuple[_Log, int]:
         """Write to the active log or, if that is full or fails, to the next one; return it and the offset."""
-        active = self._active
+        active = self._active.get(space)
         if active is not None and active.sizes and self._should_roll(active, size):
             self._seal(active)
         try:
-            return self._append(buffers, size)
+            return self._append(space, buffers, size)
         except (OSError, DiskFull):
-            return self._append(buffers, size)  # into another log, perhaps on another disk
+            return self._append(space, buffers, size)  # into another log, perhaps on another disk
 
-    def _sync_when_due(self, active: _Log) -> None:
-        if active.position - active.synced >= SYNC_STEP:
-            self._sync_active()
+    def _sync_when_due(self, logs: Sequence[_Log]) -> None:
+        for log in logs:
+            if log.position - log.synced >= SYNC_STEP:
+                self._sync_active(log)
 
     def _should_roll(self, active: _Log, size: int) -> bool:
         """Report whether another `size` bytes exceed the log's maximum, or another directory has more free space."""
-        directory = posixpath.dirname(active.file.path)
-        return active.position + size > self._size_max or self._health.should_leave(directory, self._directories)
+        directory, others = posixpath.dirname(active.file.path), self._logs.of_space(active.space)
+        return active.position + size > self._size_max or self._health.should_leave(directory, others)
 
-    def _append(self, buffers: list[Buffer], size: int) -> tuple[_Log, int]:
+    def _append(self, space: int, buffers: list[Buffer], size: int) -> tuple[_Log, int]:
         """Write at the end of the active log; return it and the offset. After a failure the log is sealed."""
-        active = self._active = self._active or self._open_next()
+        active = self._active.get(space) or self._open_next(space)
+        self._active[space] = active
         position = active.position
         try:
             active.file.pwritev(buffers, position)
@@ -182,22 +242,22 @@ class EntryLogWriter:
         active.position += size
         return active, position
 
-    def _open_next(self) -> _Log:
+    def _open_next(self, space: int) -> _Log:
         """Create the next log in the first directory, in turn, that accepts it."""
         if self._is_discarded:
             raise NoWritableDirectory("the entry logs of the failed start were discarded")
         failure: Exception | None = None
-        untried = self._health.healthy(self._directories)
+        untried = self._health.healthy(self._logs.of_space(space))
         while untried:
             try:
-                log_id = self._allocate_id()
+                log_id = self._allocate_id(space)
             except (OSError, DiskFull) as error:
                 failure = error
                 break
             directory = self._health.pick(untried, log_id)
             untried.remove(directory)
             try:
-                file = self._disk.open(posixpath.join(directory, layout.file_name(log_id)), "x+")
+                file = self._disk.open(posixpath.join(directory, self._logs.file_name(log_id)), "x+")
             except (OSError, DiskFull) as error:
                 failure = error
                 continue
@@ -212,53 +272,60 @@ class EntryLogWriter:
                     raise
                 continue
             self._unnamed.append(file.path)
-            return _Log(file, log_id)
+            return _Log(file, log_id, space)
         raise NoWritableDirectory("no ledger directory accepts a new entry log") from failure
 
-    def first_unfinished_id(self) -> int:
-        """Return the id of the active or next log: all logs with smaller ids are sealed."""
-        if self._active is not None:
-            return self._active.log_id
-        return self._find_last_id() + 1
+    def first_unfinished_ids(self) -> list[int]:
+        """Return for each space the id of the active log or a bound of the next: logs with smaller ids are sealed."""
+        next_id = self._find_last_id() + 1
+        return [self._active[space].log_id if space in self._active else next_id for space in range(self._count)]
 
     def _find_last_id(self) -> int:
         """Return the greatest id ever allocated. Raises: OSError."""
         if self._last_id is None:
-            healthy = self._health.healthy(self._directories)
-            self._is_last_id_certain = len(healthy) == len(self._directories)
-            self._last_id = greatest_log_id(self._disk, healthy)
+            healthy = self._health.healthy(self._logs.paths)
+            self._is_last_id_certain = len(healthy) == len(self._logs.paths)
+            self._last_id = greatest_log_id(self._disk, self._logs, healthy)
         return self._last_id
 
-    def extent(self) -> tuple[int, int]:
-        """Return (id of the active log, its synced bytes); (-1, 0) without one."""
-        return (self._active.log_id, self._active.synced) if self._active is not None else (-1, 0)
+    def extents(self) -> dict[int, int]:
+        """Return the active logs and their synced bytes."""
+        return {log.log_id: log.synced for log in self._active.values()}
 
-    def active_sizes(self) -> dict[int, int]:
-        """Return the bytes of each ledger in the active log; empty without one."""
-        return dict(self._active.sizes) if self._active is not None else {}
+    def active_sizes(self) -> dict[int, dict[int, int]]:
+        """Return the bytes of each ledger in the active logs, by log."""
+        return {log.log_id: dict(log.sizes) for log in self._active.values()}
 
-    def roll(self) -> int | None:
-        """Seal the active log and return its id; None without one."""
-        if (active := self._active) is None:
-            return None
-        self._seal(active)
-        return active.log_id
+    def roll(self, log_ids: Sequence[int]) -> list[int]:
+        """Seal those of these logs that are active; return them."""
+        chosen = [log for log in self._active.values() if log.log_id in log_ids]
+        for log in chosen:
+            self._seal(log)
+        return [log.log_id for log in chosen]
 
-    def allocate(self) -> tuple[int, str]:
-        """Return an id and a directory for a log that another component writes. Raises: OSError, DiskFull."""
-        log_id = self._allocate_id()
-        return log_id, self._health.pick(self._directories, log_id)
+    def allocate(self, source_id: int) -> tuple[int, str]:
+        """Return an id and a directory for a log that another component writes. Raises: OSError, DiskFull.
 
-    def _allocate_id(self) -> int:
-        """Allocate the next id, durable in every writable directory and in at least one."""
-        self._last_id = (self._find_last_id() + 1) & layout.LOG_ID_MAX
-        paths = [posixpath.join(directory, "lastId") for directory in self._directories]
-        replace_copies(self._disk, paths, layout.pack_last_id(self._last_id))
-        return self._last_id
+        `source_id`: the log whose entries it will have.
+        """
+        space = source_id % self._count
+        log_id = self._allocate_id(space)
+        return log_id, self._health.pick(self._logs.of_space(space), log_id)
+
+    def _allocate_id(self, space: int) -> int:
+        """Allocate the next id, durable in every writable directory and in at least one of its space."""
+        log_id = self._logs.next_id(self._find_last_id(), space)
+        data, own = layout.pack_last_id(self._logs.file_id(log_id)), self._logs.of_space(space)
+        self._last_id = log_id
+        replace_copies(self._disk, [posixpath.join(directory, "lastId") for directory in own], data)
+        if others := [posixpath.join(path, "lastId") for path in self._logs.paths if path not in own]:
+            with contextlib.suppress(OSError, DiskFull):
+                replace_copies(self._disk, others, data)
+        return log_id
 
     def _seal(self, active: _Log) -> None:
         """Write the ledgers map and add the log to the list of logs to be synced."""
-        self._active = None
+        self._active.pop(active.space, None)
         self._unsynced.append(active)
         try:
             if ledgers_map := layout.pack_ledgers_map(active.sizes.items()):
@@ -275,7 +342,8 @@ class EntryLogWriter:
 
         A log without an entry is deleted; otherwise every attempt on a full disk would leave one.
         """
-        file, self._active = active.file, None
+        file = active.file
+        del self._active[active.space]
         if active.position == layout.HEADER_SIZE:
             file.close()
             self._remove_empty(file.path, active.log_id)
@@ -294,14 +362,15 @@ class EntryLogWriter:
         if self._health.is_failed(path):
             self.lost_ends = {**self.lost_ends, log_id: 0}
 
-    def sync(self) -> tuple[int, int, int]:
-        """Make every byte written so far durable; return (the active log, its end, the greatest id allocated).
+    def sync(self) -> tuple[dict[int, int], int]:
+        """Make every byte written so far durable; return (the active logs and their ends, the greatest id allocated).
 
-        The first is -1 without an active log; the last is `LOG_ID_MAX` if it is unknown. Raises LogLost until `rescue`
-        has written everything again; SyncFailed, which is final, because the page cache cannot be trusted any more.
+        The latter is `LOG_ID_MAX` if it is unknown. Raises LogLost until `rescue` has written everything again;
+        SyncFailed, which is final, because the page cache cannot be trusted any more.
         """
         self._unnamed.clear()
-        self._sync_active()
+        for active in list(self._active.values()):
+            self._sync_active(active)
         while self._unsynced:
             sealed = self._unsynced[0]
             try:
@@ -314,8 +383,9 @@ class EntryLogWriter:
             self._unsynced.pop(0)
             sealed.file.close()
         if self._lost:
-            raise LogLost(f"entry log {self._lost[0][0]:x} is lost: its unsynced entries are written again elsewhere")
-        return (*self.extent(), self._greatest_id())
+            label = self._logs.label(self._lost[0][0])
+            raise LogLost(f"entry log {label} is lost: its unsynced entries are written again elsewhere")
+        return self.extents(), self._greatest_id()
 
     def _greatest_id(self) -> int:
         try:
@@ -324,16 +394,15 @@ class EntryLogWriter:
             return layout.LOG_ID_MAX
         return last_id if self._is_last_id_certain else layout.LOG_ID_MAX
 
-    def _sync_active(self) -> None:
-        active = self._active
-        if active is None or active.position == active.synced:
+    def _sync_active(self, active: _Log) -> None:
+        if active.position == active.synced:
             return
         try:
             sync_data(active.file)
         except SyncFailed as error:
             self._lose(active, error)
             active.file.close()
-            self._active = None
+            del self._active[active.space]
             return
         active.runs = []
         active.synced = active.position
@@ -365,8 +434,8 @@ class EntryLogWriter:
 
     def close(self) -> None:
         """Seal the active log durably, so that no scan of it is needed."""
-        if self._active is not None:
-            self._seal(self._active)
+        for active in list(self._active.values()):
+            self._seal(active)
         self.sync()
 
     def discard(self) -> None:
@@ -379,10 +448,10 @@ class EntryLogWriter:
 
     def abort(self) -> None:
         """Close the files without sealing or syncing them."""
-        for log in (*self._unsynced, *([self._active] if self._active else [])):
+        for log in (*self._unsynced, *self._active.values()):
             log.file.close()
         self._unsynced.clear()
-        self._active = None
+        self._active.clear()
 
 
 def _check_run(ledger_id: int, run: Run) -> None:
@@ -407,9 +476,9 @@ def _buffer_of(run: Run) -> Buffer:
 class EntryLogReader:
     """The reader of entries by location. Blocks."""
 
-    def __init__(self, disk: Disk, directories: Sequence[str]) -> None:
+    def __init__(self, disk: Disk, logs: LogDirectories) -> None:
         self._disk = disk
-        self._directories = list(directories)
+        self._logs = logs
         self._files = FileCache(disk, LOG_FILES_MAX)
         self._paths: dict[int, str] = {}
 
@@ -424,7 +493,8 @@ class EntryLogReader:
             file = self._files.get(self._path(log_id), "r")
             return records_at(file.pread, file.path, ledger_id, first_entry_id, slots, size_max)
         except (OSError, StorageError) as error:
-            raise ReadFailed(f"entry log {log_id:x}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
+            label = self._logs.label(log_id)
+            raise ReadFailed(f"entry log {label}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
 
     def ids_at(self, slot: bytes) -> tuple[int, int] | None:
         """Return (ledger id, entry id) of the record that a slot names; None if there is none, or it is unreadable."""
@@ -445,9 +515,9 @@ class EntryLogReader:
     def _path(self, log_id: int) -> str:
         path = self._paths.get(log_id)
         if path is None:
-            name = layout.file_name(log_id)
+            name = self._logs.file_name(log_id)
             failure: OSError | None = None
-            for directory in self._directories:
+            for directory in self._logs.of_log(log_id):
                 path = posixpath.join(directory, name)
                 try:
                     if self._disk.exists(path):

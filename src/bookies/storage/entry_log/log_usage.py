@@ -21,6 +21,7 @@ from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import sync_data, sync_directory
 from bookies.storage.entry_log import entry_log_format as layout
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.records import Batch
 from bookies.storage.records.record_scan import ScanEnd
 
@@ -65,13 +66,16 @@ class LogUsage(Struct):
             self.remaining = sum(self.sizes)
 
 
-def find_logs(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
-    """Return log id -> path of all files with an entry log's name, ascending by id."""
+def find_logs(disk: Disk, logs: LogDirectories, among: Sequence[str] | None = None) -> dict[int, str]:
+    """Return log id -> path of all files with an entry log's name, ascending by id.
+
+    `among`: search only these directories. Raises: OSError, StorageError.
+    """
     paths: dict[int, str] = {}
-    for directory in directories:
+    for directory in logs.paths if among is None else among:
         for name in disk.list(directory):
-            if (log_id := layout.parse_file_name(name)) is not None:
-                paths.setdefault(log_id, posixpath.join(directory, name))
+            if (file_id := layout.parse_file_name(name)) is not None:
+                paths.setdefault(logs.id_in(directory, file_id), posixpath.join(directory, name))
     return {log_id: paths[log_id] for log_id in sorted(paths)}
 
 

@@ -197,7 +197,9 @@ class CollectionLoop:
             "compaction_written_bytes": self._compactor.copied_size,
             "bytes_given_back": self._logs.deleted_size - self._compactor.copied_size,
             "bytes_given_back_by_compaction": self._compactor.reclaimed_size,
-            "logs_set_aside": {f"{log_id:x}": reason for log_id, reason in self._logs.set_aside.items()},
+            "logs_set_aside": {
+                self._parts.logs.label(log_id): reason for log_id, reason in self._logs.set_aside.items()
+            },
             "runs": self.runs.count,
             "is_running": self.steps.is_running,
             "is_compaction_held": self.compactions.is_suspended,
@@ -224,16 +226,18 @@ class CollectionLoop:
         """Report whether an operator requested the run in progress with `is_forced`."""
         return self._present.is_forced
 
-    async def has_log(self, log_id: int) -> bool:
-        """Report whether a file of that entry log exists. Raises: OSError."""
+    async def logs_named(self, file_id: int) -> dict[int, str]:
+        """Return the entry logs with a file's id, and their paths. Raises: OSError."""
         good = self._parts.health.healthy(self._parts.directories.ledgers)
-        return log_id in await self._worker.run(find_logs, self._parts.runtime.disk, good)
+        logs = self._parts.logs
+        paths = await self._worker.run(find_logs, self._parts.runtime.disk, logs, good)
+        return {log_id: path for log_id, path in paths.items() if logs.file_id(log_id) == file_id}
 
     def why(self, log_id: int) -> list[str]:
         """Return the reasons why an entry log still exists, one per line."""
         if (reason := self._logs.set_aside.get(log_id)) is not None:
             return [f"it is damaged and was set aside: {reason}", "`bk bookie gc --force` checks it again"]
-        if log_id >= self._parts.checkpointer.log.covered_id:
+        if not self._parts.checkpointer.log.is_covered(log_id):
             return ["it is being written, or no checkpoint covers it yet; one will within minutes"]
         usage = self._logs.known.get(log_id)
         if usage is None:

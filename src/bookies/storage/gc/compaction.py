@@ -43,6 +43,7 @@ from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
 from bookies.storage.entry_log import LogUsage
 from bookies.storage.entry_log import entry_log_format as layout
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import read_map
 from bookies.storage.gc.sealed_logs import SealedLogs
 from bookies.storage.index.log_references import greatest_offsets
@@ -73,13 +74,13 @@ class LogReading:
 class OutputLog:
     """The output log of a transactional compaction. Blocks. Raises: OSError, DiskFull; SyncFailed, which is final."""
 
-    def __init__(self, disk: Disk, directory: str, log_id: int, source_id: int) -> None:
+    def __init__(self, disk: Disk, logs: LogDirectories, directory: str, log_id: int, source_id: int) -> None:
         self.log_id = log_id
         self.directory = directory
         self.sizes: dict[int, int] = {}  # ledger id -> bytes
         self._disk = disk
-        self._path = posixpath.join(directory, f"{layout.file_name(log_id)}.compacting")
-        self._done = posixpath.join(directory, compacted_name(log_id, source_id))
+        self._path = posixpath.join(directory, f"{logs.file_name(log_id)}.compacting")
+        self._done = posixpath.join(directory, compacted_name(logs, log_id, source_id))
         self._file = disk.open(self._path, "x+")
         self._position = self._synced = layout.HEADER_SIZE
         self._file.pwrite(layout.pack_header(), 0)
@@ -114,30 +115,32 @@ class OutputLog:
         self._file.close()
 
 
-def compacted_name(log_id: int, source_id: int) -> str:
+def compacted_name(logs: LogDirectories, log_id: int, source_id: int) -> str:
     """Return the name of a complete output. F-33: use hex everywhere."""
-    return f"{layout.file_name(log_id)}.{source_id:x}.compacted"
+    return f"{logs.file_name(log_id)}.{logs.file_id(source_id):x}.compacted"
 
 
-def give_name(disk: Disk, directory: str, log_id: int, source_id: int) -> str:
+def give_name(disk: Disk, logs: LogDirectories, directory: str, log_id: int, source_id: int) -> str:
     """Make a complete output an entry log, durably. Return its path.
 
     F-34: fsync the directory after each link.
     """
-    path = posixpath.join(directory, layout.file_name(log_id))
+    path = posixpath.join(directory, logs.file_name(log_id))
     if not disk.exists(path):
-        disk.link(posixpath.join(directory, compacted_name(log_id, source_id)), path)
+        disk.link(posixpath.join(directory, compacted_name(logs, log_id, source_id)), path)
     sync_directory(disk, directory)
     return path
 
 
-def find_outputs(disk: Disk, directories: Sequence[str]) -> list[tuple[str, int, int | None]]:
+def find_outputs(disk: Disk, logs: LogDirectories, among: Sequence[str]) -> list[tuple[str, int, int | None]]:
     """Return (directory, output, source) of every interrupted compaction. Source None: the output is incomplete."""
     outputs = []
-    for directory in directories:
+    for directory in among:
         for name in disk.list(directory):
             if (ids := layout.parse_compacted_name(name)) is not None:
-                outputs.append((directory, *ids))
+                output, source = ids
+                source_id = None if source is None else logs.id_in(directory, source)
+                outputs.append((directory, logs.id_in(directory, output), source_id))
     return outputs
 
 
@@ -178,9 +181,9 @@ class Compactor:
         """Drop incomplete outputs and complete the other compactions. Raises: StorageError, OSError."""
         await self._worker.run(self.close_files)
         directories = self._parts.health.healthy(self._parts.directories.ledgers)
-        outputs = await self._worker.run(find_outputs, self._disk, directories)
+        outputs = await self._worker.run(find_outputs, self._disk, self._parts.logs, directories)
         unfinished = [
-            posixpath.join(directory, f"{layout.file_name(log_id)}.compacting")
+            posixpath.join(directory, f"{self._parts.logs.file_name(log_id)}.compacting")
             for directory, log_id, source_id in outputs
             if source_id is None
         ]
@@ -190,7 +193,8 @@ class Compactor:
             if source_id is not None:
                 await self._adopt_output(directory, log_id, source_id)
                 await self._remove_source(source_id)
-                self._events.info("gc.compaction_recovered", log=f"{source_id:x}", output=f"{log_id:x}")
+                label = self._parts.logs.label
+                self._events.info("gc.compaction_recovered", log=label(source_id), output=label(log_id))
 
     async def compact(self, usage: LogUsage, *, is_transactional: bool) -> None:
         """Copy the live entries of a log and delete it. Raises: BookKeeperError, OSError; then the log still exists."""
@@ -204,15 +208,16 @@ class Compactor:
             self.copied_size += copied
             self.reclaimed_size += usage.total - copied
             self.read_size += usage.total + (copied if is_transactional else 0)
-            self._events.info("gc.log_compacted", log=f"{usage.log_id:x}", bytes=usage.total, copied=copied)
+            label = self._parts.logs.label(usage.log_id)
+            self._events.info("gc.log_compacted", log=label, bytes=usage.total, copied=copied)
 
     # -- copying -------------------------------------------------------------------------------------------------
     async def _copy_to_output(self, usage: LogUsage) -> int:
         """Copy the live entries to an output log. Return their bytes."""
-        log = self._parts.checkpointer.log
-        log_id, directory = await log.worker.run(log.writer.allocate)
+        log, logs = self._parts.checkpointer.log, self._parts.logs
+        log_id, directory = await log.worker.run(log.writer.allocate, usage.log_id)
         await self._worker.run(self.close_files)
-        self._output = output = await self._worker.run(OutputLog, self._disk, directory, log_id, usage.log_id)
+        self._output = output = await self._worker.run(OutputLog, self._disk, logs, directory, log_id, usage.log_id)
         copied = 0
         try:
             reading = await self._read(usage.path)
@@ -297,7 +302,8 @@ class Compactor:
     # -- from the source to the copy -----------------------------------------------------------------------------
     async def _adopt_output(self, directory: str, log_id: int, source_id: int) -> None:
         """Make a complete output an entry log, and move the slots to it."""
-        path = await self._worker.run(give_name, self._disk, directory, log_id, source_id)
+        logs = self._parts.logs
+        path = await self._worker.run(give_name, self._disk, logs, directory, log_id, source_id)
         reading = await self._read(path)
         while isinstance(batch := await self._worker.run(reading.read), Batch):
             for piece in pieces_of(batch):
@@ -305,7 +311,7 @@ class Compactor:
             await self._logs.pay(batch.records.size)
         batch.raise_if_corrupt(path)
         await self._index_writer.write()
-        done = posixpath.join(directory, compacted_name(log_id, source_id))
+        done = posixpath.join(directory, compacted_name(logs, log_id, source_id))
         await self._worker.run(unlink_all, self._disk, [done])
 
     async def _move(self, piece: Piece, source_id: int, slots: bytes) -> None:

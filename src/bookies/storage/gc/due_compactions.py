@@ -94,22 +94,23 @@ class DueCompactions:
         for usage in chosen:
             if self.is_suspended:
                 break
+            label = self._parts.logs.label(usage.log_id)
             if self._logs.has_unindexed(usage):
-                self._events.warning(
-                    "gc.log_kept", log=f"{usage.log_id:x}", reason="the index lacks a ledger that has entries in it"
-                )
+                reason = "the index lacks a ledger that has entries in it"
+                self._events.warning("gc.log_kept", log=label, reason=reason)
                 continue
             await self._steps.guard("disks", disks.measure(self._worker))
             if disks.is_full and not self._has_room(usage):
                 self.waiting_logs += 1
                 continue
             compact = partial(self._compactor.compact, usage, is_transactional=config.compaction == "transactional")
-            await self._steps.guard(f"compaction of log {usage.log_id:x}", self._steps.removing(compact))
+            await self._steps.guard(f"compaction of log {label}", self._steps.removing(compact))
         return bool(chosen)
 
     def _has_room(self, usage: LogUsage) -> bool:
         """Report whether a full disk has free space for the copy of a log. Deleting the source frees more at once."""
-        return usage.remaining + COPY_ROOM <= max(self._parts.health.usable.values(), default=0)
+        usable, places = self._parts.health.usable, self._parts.logs.of_log(usage.log_id)
+        return usage.remaining + COPY_ROOM <= max(usable.get(path, 0) for path in places)
 
     # -- suspension ----------------------------------------------------------------------------------------------
     def suspend(self, *, is_suspended: bool) -> None:

@@ -60,15 +60,13 @@ class SealedLogs:
 
     async def examine(self) -> None:
         """Read the usage of logs that are not known yet."""
-        paths = await self._worker.run(
-            find_logs, self._disk, self._parts.health.healthy(self._parts.directories.ledgers)
-        )
+        paths = await self._find()
         self.known = {log_id: usage for log_id, usage in self.known.items() if log_id in paths}
         unmapped: dict[int, str] = {}
         first_uncounted = self._parts.checkpointer.log.uncounted_id
         for log_id, path in paths.items():
-            covered = self._parts.checkpointer.log.covered_id
-            if log_id >= covered or log_id in self.known or log_id in self.set_aside:
+            is_covered = self._parts.checkpointer.log.is_covered(log_id)
+            if not is_covered or log_id in self.known or log_id in self.set_aside:
                 continue
             try:
                 sizes = await self._worker.run(read_map, self._disk, path)
@@ -79,37 +77,46 @@ class SealedLogs:
                 unmapped[log_id] = path
             else:
                 total = await self._worker.run(records_size, self._disk, path)
-                self.known[log_id] = LogUsage.of(log_id, path, sizes, total)
+                self.known[log_id] = self._usage(log_id, path, sizes, total)
             self.on_progress()
         await self._complete(unmapped)
         if first_uncounted is not None:
             self._parts.checkpointer.log.uncounted_id = None
         self.was_examined = True
 
+    async def _find(self) -> dict[int, str]:
+        parts = self._parts
+        good = parts.health.healthy(parts.directories.ledgers)
+        return await self._worker.run(find_logs, self._disk, parts.logs, good)
+
+    def _usage(self, log_id: int, path: str, sizes: dict[int, int], total: int) -> LogUsage:
+        """Return the usage of a log by the ledgers that count in it."""
+        holds = self._parts.logs.holds
+        own = {ledger_id: size for ledger_id, size in sizes.items() if holds(log_id, ledger_id)}
+        return LogUsage.of(log_id, path, own, total)
+
     async def read_usage(self, log_id: int) -> LogUsage | None:
         """Return one log's usage from its ledgers map; None without a log or a map. Raises: OSError, CorruptRecord."""
-        paths = await self._worker.run(
-            find_logs, self._disk, self._parts.health.healthy(self._parts.directories.ledgers)
-        )
+        paths = await self._find()
         if log_id not in paths:
             return None
         sizes = await self._worker.run(read_map, self._disk, paths[log_id])
         if sizes is not None:
             total = await self._worker.run(records_size, self._disk, paths[log_id])
-            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes, total)
+            self.known[log_id] = self._usage(log_id, paths[log_id], sizes, total)
         return self.known.get(log_id)
 
     def put_aside(self, log_id: int, reason: str) -> None:
         """Set a log aside: forget its usage, and keep its file until a forced run."""
         self.known.pop(log_id, None)
         self.set_aside[log_id] = reason
-        self._events.error("gc.log_set_aside", log=f"{log_id:x}", reason=reason)
+        self._events.error("gc.log_set_aside", log=self._parts.logs.label(log_id), reason=reason)
 
     def take_back(self, log_id: int, reason: str) -> None:
         """Undo `put_aside` if this reason still applies. The next run reads the log's usage again."""
         if self.set_aside.get(log_id) == reason:
             del self.set_aside[log_id]
-            self._events.info("gc.log_taken_back", log=f"{log_id:x}")
+            self._events.info("gc.log_taken_back", log=self._parts.logs.label(log_id))
 
     async def _complete(self, paths: dict[int, str]) -> None:
         """Scan logs without a map, and those in which an unclean stop may have left copies. Write their maps."""
@@ -137,9 +144,9 @@ class SealedLogs:
             except SyncFailed:
                 raise
             except (OSError, StorageError) as error:
-                self._events.warning("gc.log_not_completed", log=f"{log_id:x}", error=error)
+                self._events.warning("gc.log_not_completed", log=self._parts.logs.label(log_id), error=error)
                 continue
-            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes, stop - HEADER_SIZE)
+            self.known[log_id] = self._usage(log_id, paths[log_id], sizes, stop - HEADER_SIZE)
 
     async def _scan(self, log_id: int, path: str) -> tuple[dict[int, int], int, ScanEnd]:
         """Return (bytes by ledger, where records end, how the log ends).
@@ -170,6 +177,8 @@ class SealedLogs:
     async def _named(self, log_id: int, batch: Batch, piece: Piece) -> list[Piece]:
         """Return the parts that count. After a replay entries are in two places, and slots name the later one."""
         index = self._parts.index
+        if not self._parts.logs.holds(log_id, piece.ledger_id):
+            return [piece]  # Another directory has the log too, for this ledger.
         if not index.is_known(piece.ledger_id):
             return self._synced(log_id, batch, piece)
         try:
@@ -229,7 +238,7 @@ class SealedLogs:
             except SyncFailed:
                 raise
             except OSError as error:
-                self._events.warning("gc.log_not_deleted", log=f"{usage.log_id:x}", error=error)
+                self._events.warning("gc.log_not_deleted", log=self._parts.logs.label(usage.log_id), error=error)
 
     async def delete(self, usage: LogUsage) -> None:
         """Delete a log without live entries. Raises: OSError, SyncFailed."""
@@ -238,5 +247,5 @@ class SealedLogs:
         await self._parts.readers.forget_log(usage.log_id)
         self.deleted_count += 1
         self.deleted_size += usage.total
-        self._events.info("gc.log_deleted", log=f"{usage.log_id:x}", bytes=usage.total)
+        self._events.info("gc.log_deleted", log=self._parts.logs.label(usage.log_id), bytes=usage.total)
         self.on_progress()

@@ -56,4 +56,6 @@ def _index_file_in(disk: Disk, directory: str) -> str:
 
 
 def _folders_in(disk: Disk, path: str) -> list[str]:
+    if not disk.is_directory(path):
+        return []
     return [name for name in disk.list(path) if len(name) <= 2 and disk.is_directory(posixpath.join(path, name))]

@@ -285,13 +285,13 @@ class Catalog:
         self.marks, self.uncounted_from = tuple(marks), uncounted_from
         self._pending.append(layout.pack_settled(marks, uncounted_from))
 
-    def note_synced(self, log_id: int, end: int, greatest_id: int, marks: Sequence[LogMark] | None) -> None:
+    def note_synced(self, ends: Mapping[int, int], greatest_id: int, marks: Sequence[LogMark] | None) -> None:
         """Note how far the entry logs are durable, before slots that name them are written; see `Synced`.
 
-        `marks`: about to be persisted; None: those from before stay.
+        `ends`: of the active logs. `marks`: about to be persisted; None: those from before stay.
         """
         before = self.synced.marks if self.synced is not None else ()
-        synced = Synced(log_id, end, greatest_id, tuple(marks) if marks is not None else before, self.run_id)
+        synced = Synced.of(ends, greatest_id, tuple(marks) if marks is not None else before, self.run_id)
         if synced != self.synced:
             self.synced = synced
             self._pending.append(layout.pack_synced(synced))

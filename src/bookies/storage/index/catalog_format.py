@@ -118,6 +118,8 @@ def checker(known: Known | None, page_size: int) -> Callable[[int, bytes], bool]
 class Synced(NamedTuple):
     """Extent of the durable entry logs: `log_id` up to byte `end`, all others completely, up to `greatest_id`.
 
+    With databases in several directories more logs are active: `others` has their ids and ends.
+
     No durable slot names a place after that. `marks`: of each journal; no persisted mark is greater. The journals from
     there on have everything else in the logs, except compaction copies whose source still exists. `run_id`: see
     `Directories`; it applies to the same logs only if the directories have the same one.
@@ -128,6 +130,18 @@ class Synced(NamedTuple):
     greatest_id: int
     marks: tuple[LogMark, ...] = ()
     run_id: bytes = bytes(16)
+    others: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, ends: Mapping[int, int], greatest_id: int, marks: tuple[LogMark, ...], run_id: bytes) -> Synced:
+        """Return the extent with these active logs, by id."""
+        first, *others = ends.items() or [(-1, 0)]
+        return cls(*first, greatest_id, marks, run_id, tuple(others))
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Return the ends of the active logs, by id; also -1 without any."""
+        return {self.log_id: self.end, **dict(self.others)}
 
 
 class Contents(Struct):
@@ -216,9 +230,9 @@ def pack_settled(marks: Sequence[LogMark], uncounted_from: int = 0) -> bytes:
 
 def pack_synced(synced: Synced) -> bytes:
     """Pack how far the entry logs are durable. It precedes slots that name them."""
-    *extent, marks, run_id = synced
-    head = _SYNCED.pack(SYNCED, *extent, run_id, len(marks))
-    return _record(head + b"".join(_MARK.pack(*mark) for mark in synced.marks))
+    *extent, marks, run_id, others = synced
+    pairs = [*marks, *others]  # of the same form
+    return _record(_SYNCED.pack(SYNCED, *extent, run_id, len(marks)) + b"".join(_MARK.pack(*pair) for pair in pairs))
 
 
 def pack_torn(torn: Mapping[int, int]) -> bytes:
@@ -328,8 +342,11 @@ def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent:
         contents.holes.clear()
     elif record_type == SYNCED:
         _, log_id, end, greatest_id, run_id, count = _SYNCED.unpack_from(body)
-        marks = tuple(LogMark(*_MARK.unpack_from(body, _SYNCED.size + _MARK.size * index)) for index in range(count))
-        contents.synced = Synced(log_id, end, greatest_id, marks, run_id)
+        pairs = list(_MARK.iter_unpack(body[_SYNCED.size :]))
+        if len(pairs) < count:
+            raise ValueError(f"{len(pairs)} marks of {count}")
+        marks = tuple(LogMark(*pair) for pair in pairs[:count])
+        contents.synced = Synced(log_id, end, greatest_id, marks, run_id, tuple(pairs[count:]))
     elif record_type == TORN:
         contents.torn = dict(_LOG_END.iter_unpack(body[_TORN.size :]))
     elif record_type == VERSIONS:

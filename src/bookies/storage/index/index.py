@@ -356,10 +356,13 @@ class LedgerIndex:
         self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
         return len(missing)
 
-    async def mark_all_uncertain(self, text: str) -> None:
-        """Fence every ledger and put it in limbo: a lost part of a journal may have named any. `text`: the reason."""
+    async def mark_all_uncertain(self, text: str, is_meant: Callable[[int], bool] = lambda _: True) -> None:
+        """Fence every ledger and put it in limbo: a lost part of a journal may have named any. `text`: the reason.
+
+        `is_meant`: whether what is lost may have named a ledger.
+        """
         self.catalog.add_hole(text)
-        for ledger_id in list(self.ledger_ids()):
+        for ledger_id in [ledger_id for ledger_id in self.ledger_ids() if is_meant(ledger_id)]:
             await self.distrust(ledger_id)
 
     def path_of(self, ledger_id: int) -> str | None:

@@ -177,6 +177,10 @@ class IndexFiles:
         self._strays: dict[str, None] = {}  # leftovers to remove
         self._files = FileCache(disk, open_files_max)
 
+    def home_of(self, ledger_id: int) -> str:
+        """Return the only index directory that a ledger may be in; empty: any."""
+        return ""
+
     def load(self, path: str) -> LoadedIndex:
         """Return header and extent. Raises: OSError."""
         file = self._files.get(path, self._mode)

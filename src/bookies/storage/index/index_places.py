@@ -35,11 +35,13 @@ class IndexPlaces:
         self.abandoned: dict[int, str] = {}
         self.moving: dict[int, str] = {}
         self._random = random
-        self._path_of = new_files(1, "r").path_of
+        self._files = new_files(1, "r")
+        self._path_of = self._files.path_of
 
     def expect(self, ledger_id: int) -> None:
         """Give a ledger without a file the path of a file that is missing."""
-        self.paths.setdefault(ledger_id, posixpath.join(self.directories[0], self._path_of(ledger_id)))
+        home = self._files.home_of(ledger_id) or self.directories[0]
+        self.paths.setdefault(ledger_id, posixpath.join(home, self._path_of(ledger_id)))
 
     def forget(self, ledger_id: int) -> None:
         """Drop a ledger whose file was removed."""
@@ -69,13 +71,16 @@ class IndexPlaces:
         """Return (the path of the next write, the file elsewhere that it replaces). `path`: of the file in use."""
         target, moved_from = path or self.paths.get(ledger_id), self.moving.get(ledger_id)
         if target is None or (path is None and (moved_from is not None or self.health.is_failed(target))):
-            directory = self._random.choice(self.health.candidates(self.directories))
+            home = self._files.home_of(ledger_id)
+            directory = self._random.choice([home] if home else self.health.candidates(self.directories))
             target = posixpath.join(directory, self._path_of(ledger_id))
         return target, None if moved_from is not None and self.health.is_failed(moved_from) else moved_from
 
     @property
     def is_crowded(self) -> bool:
         """Report whether files should move out of some directory."""
+        if self._files.checks_itself:
+            return False  # Databases decide the place of each ledger.
         return any(self.health.should_leave(root, self.directories) for root in self.health.healthy(self.directories))
 
     def should_move(self, path: str) -> bool:

@@ -19,6 +19,7 @@ from bookies.runtime.ports import File, Runtime
 from bookies.storage.disks.durable_files import run_last
 from bookies.storage.entry_log.cached_reads import ResidentLogs
 from bookies.storage.entry_log.entry_log import EntryLogReader
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.index.index_files import IndexFiles, LoadedIndex, NewFiles
 from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 
@@ -29,9 +30,9 @@ OF_ANOTHER_LEDGER = IndexHeader(b"", STATE_FENCED | STATE_LIMBO)
 
 
 class _Reader:
-    def __init__(self, runtime: Runtime, directories: Sequence[str], number: int, index: IndexFiles) -> None:
+    def __init__(self, runtime: Runtime, logs: LogDirectories, number: int, index: IndexFiles) -> None:
         self.worker = runtime.workers.start(f"read-{number}")
-        self.logs = EntryLogReader(runtime.disk, directories)
+        self.logs = EntryLogReader(runtime.disk, logs)
         self.index = index
 
     def load_index(self, ledger_id: int, path: str, *, is_vouched: bool) -> LoadedIndex:
@@ -53,15 +54,16 @@ class _Reader:
 
 
 class Readers:
-    """The read workers. `directories`: of the ledgers. Cancelling a returned future does not stop its read."""
+    """The read workers. `logs`: the ledger directories. Cancelling a returned future does not stop its read."""
 
     def __init__(
-        self, runtime: Runtime, config: BookieConfig, directories: Sequence[str], new_files: NewFiles | None = None
+        self, runtime: Runtime, config: BookieConfig, logs: LogDirectories, new_files: NewFiles | None = None
     ) -> None:
+        self.logs = logs
         new_files = new_files or partial(IndexFiles, runtime.disk, config.index_page_size)
         files_max = max(1, config.open_files_max // config.read_workers)
         self._readers = [
-            _Reader(runtime, directories, number, new_files(files_max, "r")) for number in range(config.read_workers)
+            _Reader(runtime, logs, number, new_files(files_max, "r")) for number in range(config.read_workers)
         ]
         self.resident = ResidentLogs(self._open_log)
 

@@ -43,7 +43,7 @@ class Offline(Struct):
             raise StorageError(f"{path}: {problem}. No file was changed. Restore it, or mount the disk, first")
         return configured(
             BookieConfig,
-            ledger_index=ROCKSDB if self.has_databases and len(self.ledgers) == 1 else "files",
+            ledger_index=ROCKSDB if self.has_databases and len(self.ledgers) == len(self.indexes) else "files",
             journal_directories=tuple(self.journals),
             ledger_directories=tuple(self.ledgers),
             index_directories=() if self.indexes == self.ledgers else tuple(self.indexes),

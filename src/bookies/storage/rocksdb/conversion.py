@@ -46,6 +46,7 @@ ASIDE = ".before-conversion"
 BUILDING = ".converting"
 INDEX_ASIDE = "index-files" + ASIDE
 ROOM = 16 << 20  # bytes that must stay free
+SCRUB_PROGRESS = "scrub.progress"  # a file of the scrub; ids of logs in it may mean other logs after a conversion
 
 Progress = Callable[[str, int], None]  # (activity, entries so far)
 
@@ -177,6 +178,7 @@ class Conversion(ABC):
         assert step.step == SWITCH
         self._drop_compactions()
         self._switch(step)
+        unlink_all(self._disk, [posixpath.join(directory, SCRUB_PROGRESS) for directory in self._ledgers])
         unlink_all(self._disk, [self._record_path])
 
     def cancel(self) -> None:

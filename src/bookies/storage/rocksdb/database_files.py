@@ -28,13 +28,14 @@ from msgspec import Struct, field
 from bookies.errors import CorruptRecord, DirectoryInUse, DiskFull, StorageError
 from bookies.runtime.ports import Buffer, Disk
 from bookies.storage.disks.durable_files import SyncFailed, replace_bytes, unlink_all
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.identity.index_kind import LOCATIONS, REBUILD
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex
 from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
 from bookies.storage.index.slot_scans import extend_runs
 from bookies.storage.rocksdb import rocksdb_format
-from bookies.storage.rocksdb.rocksdb_format import LEDGERS, Database, Databases
+from bookies.storage.rocksdb.rocksdb_format import LEDGERS, Database, Databases, directory_of
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class OpenedDatabases(Struct):
     """The content of the databases at the start.
 
     `paths`: of all ledgers, by id; see `path_of`. `uncertain`: headers of ledgers in limbo or rebuilding. `lost`: by
-    the name of a database, why it is empty now. `needs_check`: Apache's integrity check has not finished, or a hole was
+    the path of a database, why it is empty now. `needs_check`: Apache's integrity check has not finished, or a hole was
     noted.
     """
 
@@ -58,22 +59,38 @@ class OpenedDatabases(Struct):
     lost: dict[str, str] = field(default_factory=dict)
     needs_check: bool = False
 
-    def holes(self, known: Sequence[str]) -> list[str]:
-        """Return why ledgers may exist that the index does not name. `known`: the holes in the catalog."""
-        if LEDGERS in self.lost:
-            return [f"the database {LEDGERS} was lost: {self.lost[LEDGERS]}"]
+    def add(self, other: OpenedDatabases) -> None:
+        """Add the content of another directory."""
+        self.paths |= other.paths
+        self.uncertain |= other.uncertain
+        self.lost |= other.lost
+        self.needs_check = self.needs_check or other.needs_check
+
+    def holes(self, known: Sequence[str]) -> list[tuple[str, str]]:
+        """Return (why ledgers may exist that the index does not name, the directory that they are in; empty: any).
+
+        `known`: the holes in the catalog.
+        """
+        paths = [path for path in self.lost if posixpath.basename(path) == LEDGERS]
+        if paths:
+            return [(f"the database {path} was lost: {self.lost[path]}", posixpath.dirname(path)) for path in paths]
         is_new = self.needs_check and not known
-        return ["an integrity check of Apache's bookie has not finished"] if is_new else []
+        return [("an integrity check of Apache's bookie has not finished", "")] if is_new else []
 
 
 class OpenDatabases:
-    """The databases of one index directory while the bookie runs. `directory`: its `current`."""
+    """The databases of one index directory while the bookie runs. `directory`: its `current`.
+
+    `number`: of the directory, and of the space of ids of its entry logs in `logs`. Locations have files' ids.
+    """
 
     locations: Database
     ledgers: Database
 
-    def __init__(self, disk: Disk, databases: Databases, directory: str) -> None:
+    def __init__(self, disk: Disk, databases: Databases, directory: str, logs: LogDirectories, number: int) -> None:
         self.directory = directory
+        self._logs = logs
+        self._number = number
         self.has_flag = False
         self._failure: SyncFailed | None = None  # of a write; no other follows
         self._refused: set[int] = set()  # numbers of databases that a full disk has stopped
@@ -95,18 +112,46 @@ class OpenDatabases:
             noted = tuple(versions[2 * number : 2 * number + 2])
             database, problem = self._opened(path, noted, is_new=is_new, may_be_cut=may_be_cut)
             if problem:
-                opened.lost[posixpath.basename(path)] = problem
+                opened.lost[path] = problem
             self._open.append(database)
         self.locations, self.ledgers = self._open
         self._written = [database.version() for database in self._open]
         try:
             self._read_ledgers(opened)
         except CorruptRecord as error:
-            opened.lost[LEDGERS] = str(error)
+            opened.lost[self._paths[1]] = str(error)
             self._open[1] = self.ledgers = self._replaced(self._paths[1], str(error))
             self._written[1] = self.ledgers.version()
             opened.paths, opened.uncertain = {}, {}
         return opened
+
+    def check_order(self) -> None:
+        """Raise StorageError if ledgers are here that belong to another directory. Changes no file.
+
+        A start in another order of the directories would take their databases for damaged ones.
+        """
+        path = self._paths[1]
+        if self._logs.count == 1 or not self._databases.exists(path):
+            return
+        try:
+            reader = self._databases.read(path)
+            try:
+                keys, _ = next(reader.pieces(), ([], []))
+            finally:
+                reader.close()
+        except CorruptRecord:
+            return  # It is replaced when it is opened.
+        for key in keys:
+            self._check_place(int.from_bytes(key[:8], "big", signed=True))
+
+    def _check_place(self, ledger_id: int) -> None:
+        if ledger_id >= 0 and self._logs.space_of(ledger_id) != self._number:
+            raise StorageError(
+                f"the ledger is in {self.directory}, number {self._number} of {self._logs.count} directories, and "
+                "does not belong there: the order or the number of directories differs from the one that they were "
+                "written with. Nothing was changed. Name the same directories in the same order",
+                ledger_id=ledger_id,
+            )
 
     def _opened(self, path: str, noted: Sequence[int], *, is_new: bool, may_be_cut: bool) -> tuple[Database, str]:
         """Return (the database, why it is an empty one)."""
@@ -164,6 +209,7 @@ class OpenDatabases:
                 if len(key) not in (8, 16):
                     raise CorruptRecord(f"a key has {len(key)} bytes, not 8 or 16", path=path, offset=0)
                 ledger_id = int.from_bytes(key[:8], "big", signed=True)
+                self._check_place(ledger_id)
                 if len(key) == 16 and ledger_id >= 0:
                     wide[key[:8]] = value
                 elif ledger_id >= 0:
@@ -176,7 +222,8 @@ class OpenDatabases:
             opened.paths |= {
                 ledger_id: posixpath.join(self.directory, path_of(ledger_id)) for ledger_id in self._narrow(wide)
             }
-        opened.needs_check = self.has_flag = rocksdb_format.needs_integrity_check(self.ledgers)
+        if self._number == 0:
+            opened.needs_check = self.has_flag = rocksdb_format.needs_integrity_check(self.ledgers)
 
     def _narrow(self, wide: Mapping[bytes, bytes]) -> list[int]:
         """Replace keys of 16 bytes; return the ledgers that had no other. A promise in either form counts."""
@@ -193,6 +240,14 @@ class OpenDatabases:
                 values.append(rocksdb_format.pack_ledger_data(header.with_state(state)))
         self.ledgers.write(list(wide), values, [(key + WIDE, key + WIDE + b"\0") for key in wide])
         return new
+
+    def values_of(self, slots: Buffer) -> bytes:
+        """Return the values of locations from slots, side by side; zeros for missing ones."""
+        return self._logs.slots_outward(bytes(slots))
+
+    def slots_of(self, values: Sequence[bytes]) -> bytes:
+        """Return slots from the values of locations. Raises StorageError for an id that no log can have."""
+        return self._logs.slots_inward(self._number, b"".join(values))
 
     def settled(self) -> None:
         """Forget that databases were replaced: the states of all ledgers are durable. Raises: OSError, SyncFailed."""
@@ -289,22 +344,35 @@ def _ledger_of(path: str) -> int:
 
 
 class DatabaseFiles(IndexFiles):
-    """The ledgers of open databases, as files. All instances share the databases; the writer closes them."""
+    """The ledgers of open databases, as files. All instances share the databases; the writer closes them.
+
+    `shared`: by number of the directory. A ledger is in directory number `ledger mod directories`.
+    """
 
     checks_itself = True
     path_of = staticmethod(path_of)
 
-    def __init__(self, disk: Disk, page_size: int, shared: OpenDatabases, open_files_max: int, mode: str) -> None:
+    def __init__(
+        self, disk: Disk, page_size: int, shared: Sequence[OpenDatabases], open_files_max: int, mode: str
+    ) -> None:
         super().__init__(disk, page_size, open_files_max, mode)
         self.written_max = WRITE_LEDGERS_MAX
         self.padded_size = 0
         self._shared = shared
         self._per_page = layout.slots_per_page(page_size)
 
+    def home_of(self, ledger_id: int) -> str:
+        """Return the directory of a ledger."""
+        return self._of(ledger_id).directory
+
+    def _of(self, ledger_id: int) -> OpenDatabases:
+        return self._shared[directory_of(ledger_id, len(self._shared))]
+
     # -- reading -------------------------------------------------------------------------------------------------
     def load(self, path: str) -> LoadedIndex:
         """Return header and extent. Raises: FileNotFoundError, OSError; IndexDamaged."""
-        shared, ledger_id = self._shared, _ledger_of(path)
+        ledger_id = _ledger_of(path)
+        shared = self._of(ledger_id)
         value = shared.read(shared.ledgers.get, rocksdb_format.pack_key(ledger_id))
         if value is None:
             raise FileNotFoundError(path)
@@ -325,20 +393,26 @@ class DatabaseFiles(IndexFiles):
         """Return a page up to its last slot that is set. Raises: OSError; IndexDamaged."""
         ledger_id, first = _ledger_of(path), page * self._per_page
         start, stop = _key(ledger_id, first), _key(ledger_id, first + self._per_page)
-        keys, values = self._shared.read(self._shared.locations.between, start, stop, self._per_page)
+        shared = self._of(ledger_id)
+        keys, values = shared.read(shared.locations.between, start, stop, self._per_page)
         if not keys:
             return b""
         wrong = next((value for value in values if len(value) != SLOT_SIZE), None)
         if wrong is not None:
             problem = f"a location has {len(wrong)} bytes, not {SLOT_SIZE}"
-            raise self._shared.damaged(CorruptRecord(problem, path=path, offset=0, ledger_id=ledger_id))
+            raise shared.damaged(CorruptRecord(problem, path=path, offset=0, ledger_id=ledger_id))
+        try:
+            slots = shared.slots_of(values)
+        except StorageError as error:
+            problem = f"a location names {error}"
+            raise shared.damaged(CorruptRecord(problem, path=path, offset=0, ledger_id=ledger_id)) from error
         last_id = _entry_id(keys[-1], ledger_id)
         if last_id - first == len(keys) - 1:
-            return b"".join(values)
+            return slots
         data = bytearray((last_id - first + 1) * SLOT_SIZE)
-        for key, value in zip(keys, values, strict=True):
-            at = (_entry_id(key, ledger_id) - first) * SLOT_SIZE
-            data[at : at + SLOT_SIZE] = value
+        for number, key in enumerate(keys):
+            at, source = (_entry_id(key, ledger_id) - first) * SLOT_SIZE, number * SLOT_SIZE
+            data[at : at + SLOT_SIZE] = slots[source : source + SLOT_SIZE]
         return bytes(data)
 
     def slots(self, path: str, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[int, bytes, bool]]:
@@ -352,42 +426,47 @@ class DatabaseFiles(IndexFiles):
             return sys.maxsize
         ledger_id = _ledger_of(path)
         start, stop = _key(ledger_id, page * self._per_page), _key(ledger_id, rocksdb_format.ID_MAX)
-        keys, _ = self._shared.read(self._shared.locations.between, start, stop, 1)
+        shared = self._of(ledger_id)
+        keys, _ = shared.read(shared.locations.between, start, stop, 1)
         return _entry_id(keys[0], ledger_id) // self._per_page if keys else sys.maxsize
 
     # -- writing -------------------------------------------------------------------------------------------------
     def write(self, writes: Sequence[IndexWrite]) -> list[int]:
-        """Make all changes durable: locations, then ledger data. Return the sizes that files would have.
+        """Make all changes durable: in each directory locations, then ledger data. Return the sizes of such files.
 
         Raises: DiskFull, after which it may be tried again; SyncFailed: the process must end.
         """
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        data_keys: list[bytes] = []
-        data: list[bytes] = []
+        batches = [_Batch() for _ in self._shared]
         sizes: list[int] = []
         for change in writes:
             ledger_id = _ledger_of(change.path)
+            number = directory_of(ledger_id, len(self._shared))
+            batch = batches[number]
             for page, slots in change.pages:
                 low, high = change.changed[page]
-                _add(ledger_id, page * self._per_page + low, slots[low * SLOT_SIZE : high * SLOT_SIZE], keys, values)
+                part = self._shared[number].values_of(slots[low * SLOT_SIZE : high * SLOT_SIZE])
+                _add(ledger_id, page * self._per_page + low, part, batch.keys, batch.values)
             if change.header is not None:
-                data_keys.append(rocksdb_format.pack_key(ledger_id))
-                data.append(rocksdb_format.pack_ledger_data(layout.parse_header(change.header)))
+                batch.data_keys.append(rocksdb_format.pack_key(ledger_id))
+                batch.data.append(rocksdb_format.pack_ledger_data(layout.parse_header(change.header)))
             sizes.append(layout.page_offset(change.pages[-1][0] + 1, self.page_size) if change.pages else 0)
-        if keys:
-            self._shared.write(LOCATIONS, keys, values)
-        if data:
-            self._shared.write(LEDGERS, data_keys, data)
+        for shared, batch in zip(self._shared, batches, strict=True):
+            if batch.keys:
+                shared.write(LOCATIONS, batch.keys, batch.values)
+            if batch.data:
+                shared.write(LEDGERS, batch.data_keys, batch.data)
         return sizes
 
     def versions(self) -> tuple[int, ...]:
         """Return how many changes of each database are durable."""
-        return self._shared.versions()
+        return tuple(number for shared in self._shared for number in shared.versions())
 
     def note_holes(self, *, has_holes: bool) -> None:
-        """Keep Apache's flag for an unfinished integrity check while there are holes. Raises as `write`."""
-        shared = self._shared
+        """Keep Apache's flag for an unfinished integrity check, in the first directory, while there are holes.
+
+        Raises as `write`.
+        """
+        shared = self._shared[0]
         if has_holes != shared.has_flag:
             key, flags = rocksdb_format.pack_key(rocksdb_format.FLAGS_LEDGER_ID), int(has_holes)
             shared.write(LEDGERS, [key], [flags.to_bytes(8, "big")])
@@ -395,21 +474,31 @@ class DatabaseFiles(IndexFiles):
 
     def remove(self, paths: Sequence[str]) -> None:
         """Remove ledgers durably, first their locations. Raises SyncFailed."""
-        ledger_ids = [_ledger_of(path) for path in paths]
-        if not ledger_ids:
-            return
-        ranges = [(_key(ledger_id, 0), _key(ledger_id, rocksdb_format.ID_MAX)) for ledger_id in ledger_ids]
-        self._shared.write(LOCATIONS, deleted=ranges)
-        keys = [rocksdb_format.pack_key(ledger_id) for ledger_id in ledger_ids]
-        self._shared.write(LEDGERS, deleted=[(key, key + b"\0") for key in keys])
+        by_directory: dict[int, list[int]] = {}
+        for ledger_id in map(_ledger_of, paths):
+            by_directory.setdefault(directory_of(ledger_id, len(self._shared)), []).append(ledger_id)
+        for number, ledger_ids in by_directory.items():
+            ranges = [(_key(ledger_id, 0), _key(ledger_id, rocksdb_format.ID_MAX)) for ledger_id in ledger_ids]
+            self._shared[number].write(LOCATIONS, deleted=ranges)
+            keys = [rocksdb_format.pack_key(ledger_id) for ledger_id in ledger_ids]
+            self._shared[number].write(LEDGERS, deleted=[(key, key + b"\0") for key in keys])
 
     def forget(self, path: str) -> None:
         """Do nothing: no file is open."""
 
     def close(self) -> None:
         """Close the databases if this is the writer."""
-        if self._mode != "r":
-            self._shared.close()
+        for shared in self._shared if self._mode != "r" else ():
+            shared.close()
+
+
+class _Batch(Struct):
+    """Changes of one directory. `keys`, `values`: locations. `data_keys`, `data`: of ledgers."""
+
+    keys: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    data_keys: list[bytes] = field(default_factory=list)
+    data: list[bytes] = field(default_factory=list)
 
 
 def _key(ledger_id: int, entry_id: int) -> bytes:
@@ -421,9 +510,8 @@ def _entry_id(key: bytes, ledger_id: int) -> int:
     return int.from_bytes(key[8:], "big") if key[:8] == rocksdb_format.pack_key(ledger_id) else -1
 
 
-def _add(ledger_id: int, first: int, slots: Buffer, keys: list[bytes], values: list[bytes]) -> None:
-    """Append the keys and locations of the slots that are set. `first`: the entry of the first slot."""
-    data = bytes(slots)
+def _add(ledger_id: int, first: int, data: bytes, keys: list[bytes], values: list[bytes]) -> None:
+    """Append the keys and values of the locations that are set. `first`: the entry of the first one."""
     runs: list[range] = []
     extend_runs(runs, data, first)
     for run in runs:

@@ -19,6 +19,7 @@ from bookies.errors import StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import replace_bytes, sync_directory, unlink_all
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, file_name, parse_last_id
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index import catalog_format, index_format
@@ -87,7 +88,7 @@ class ToIndexFiles(Conversion):
         survey = Survey(logs_spared=len(self._spares))
         for number, directory in enumerate(self._indexes):
             self._read_ledgers(directory, number, survey)
-            check = RecordCheck(self._disk, find_logs(self._disk, [self._ledgers[number]]))
+            check = RecordCheck(self._disk, find_logs(self._disk, LogDirectories([self._ledgers[number]])))
             try:
                 for ledger_id, runs in by_ledger(self._runs(directory)):
                     if ledger_id not in survey.headers:
@@ -138,10 +139,11 @@ class ToIndexFiles(Conversion):
         """Open a database that is no older than the catalog says. Raises: CorruptRecord, StorageError."""
         reader = self._databases.read(path, is_exact=self._directories.was_clean)
         versions: tuple[int, ...] = ()
-        catalog = posixpath.join(posixpath.dirname(path), catalog_format.FILE_NAME)
+        catalog = posixpath.join(self._indexes[0], catalog_format.FILE_NAME)
         if self._disk.exists(catalog):
             versions = catalog_format.parse(self._disk.read_bytes(catalog), self._page_size).versions
-        number = 2 * (posixpath.basename(path) == rocksdb_format.LEDGERS)
+        paths = [place for directory in self._indexes for place in rocksdb_format.paths_in(directory)]
+        number = 2 * paths.index(path)
         if problem := rocksdb_format.version_problem(reader.version(), versions[number : number + 2]):
             reader.close()
             raise StorageError(
@@ -168,7 +170,7 @@ class ToIndexFiles(Conversion):
         by_directory: list[dict[int, str]] = []
         greatest = -1
         for directory in self._ledgers:
-            by_directory.append(find_logs(self._disk, [directory]))
+            by_directory.append(find_logs(self._disk, LogDirectories([directory])))
             greatest = max([greatest, self._last_id(directory), *by_directory[-1]])
         taken: dict[int, list[tuple[str, int]]] = {}  # by old id: (path, new id) of the logs with it
         self._ids, self._spares = [], []

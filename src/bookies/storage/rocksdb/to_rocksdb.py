@@ -15,6 +15,7 @@ from bookies.errors import StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import remove, sync_all, sync_directory
 from bookies.storage.entry_log.entry_log_format import file_name
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import catalog_format, index_format
 from bookies.storage.index.index_files import find_index_files
@@ -63,7 +64,7 @@ class ToRocks(Conversion):
 
     def _survey(self) -> Survey:
         survey = Survey()
-        self._logs = find_logs(self._disk, self._ledgers)
+        self._logs = find_logs(self._disk, LogDirectories(self._ledgers))
         self._paths = paths = find_index_files(self._disk, self._indexes)
         survey.problems = self._holes()
         check = RecordCheck(self._disk, self._logs)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bookies.runtime.events import Events
-from bookies.storage.entry_log import entry_log_format
 from bookies.storage.scrub.scrub_format import Finding
 from bookies.storage.scrub.scrub_listing import LogList, ProgressFiles
 from bookies.storage.scrub.scrub_logs import LogScrub
@@ -53,7 +52,7 @@ class Findings:
     def log(self, fresh: Sequence[Finding]) -> None:
         """Log new findings, which are durable."""
         for finding in fresh:
-            path = self._list.listing.paths.get(finding.log_id, entry_log_format.file_name(finding.log_id))
+            path = self._list.listing.paths.get(finding.log_id, self._list.directories.name(finding.log_id))
             if finding.ledger_id < 0:
                 self._events.warning(
                     "scrub.log_damaged",
@@ -105,9 +104,8 @@ class Findings:
                 changed = True
                 self._plan.replace(finding, left)
                 if not left:
-                    self._events.info(
-                        "scrub.settled", log=f"{finding.log_id:x}", ledger=finding.ledger_id, first=finding.first
-                    )
+                    label = self._list.directories.label(finding.log_id)
+                    self._events.info("scrub.settled", log=label, ledger=finding.ledger_id, first=finding.first)
         if changed:
             await self._files.save(self._plan.progress)
         self.hold()

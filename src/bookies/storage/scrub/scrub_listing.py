@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bookies.errors import DiskFull
@@ -14,6 +15,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.storage.disks.durable_files import replace_copies
 from bookies.storage.engine import StorageParts
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.scrub import scrub_format
 from bookies.storage.scrub.scrub_format import Progress
@@ -23,15 +25,14 @@ LIST_S = 10.0  # between two listings of the directories, and updates of the pac
 
 
 class Listing(NamedTuple):
-    """The entry logs of a bookie: paths and sizes by id, the active log, and its synced bytes (`extent`).
+    """The entry logs of a bookie: paths and sizes by id, and the synced bytes of the active ones (`extents`).
 
     `is_whole`: every ledger directory could be listed.
     """
 
     paths: dict[int, str]
     sizes: dict[int, int]
-    active_id: int = -1
-    extent: int = 0
+    extents: Mapping[int, int] = MappingProxyType({})
     is_whole: bool = True
 
 
@@ -39,6 +40,7 @@ class LogList:
     """The entry logs of a bookie, as last listed by `update`, which also sets the pace: the rate of `limit`."""
 
     def __init__(self, runtime: Runtime, parts: StorageParts, worker: Worker, plan: Plan, limit: RateLimit) -> None:
+        self.directories = parts.logs
         self.listing = Listing({}, {})
         self._clock = runtime.clock
         self._disk = runtime.disk
@@ -55,29 +57,29 @@ class LogList:
     async def update(self) -> None:
         """List the directories, and set the pace. Raises: OSError."""
         log = self._parts.checkpointer.log
-        active_id, extent = await log.worker.run(log.writer.extent)
-        known = {log_id: size for log_id, size in self.listing.sizes.items() if log_id != self.listing.active_id}
+        extents = await log.worker.run(log.writer.extents)
+        before = self.listing
+        known = {log_id: size for log_id, size in before.sizes.items() if log_id not in before.extents}
         directories = self._parts.directories.ledgers
         good = self._parts.health.healthy(directories)
-        paths, sizes, is_listed = await self._worker.run(measure, self._disk, good, known)
-        if active_id in sizes:
-            sizes[active_id] = min(sizes[active_id], extent)
+        paths, sizes, is_listed = await self._worker.run(measure, self._disk, self._parts.logs, good, known)
+        sizes |= {log_id: min(sizes[log_id], extent) for log_id, extent in extents.items() if log_id in sizes}
         is_whole = is_listed and len(good) == len(directories)
         self._listed_s = asyncio.get_running_loop().time()
-        self.listing = Listing(paths, sizes, active_id, extent, is_whole)
+        self.listing = Listing(paths, sizes, extents, is_whole)
         now_ms = self._clock.wall_ms()
         self._plan.update_logs(paths, now_ms, is_new_pass=False, is_whole=is_whole)
         self._limit.rate = self._plan.rate(now_ms, sizes)
 
 
 def measure(
-    disk: Disk, directories: Sequence[str], known: dict[int, int]
+    disk: Disk, directories: LogDirectories, among: Sequence[str], known: dict[int, int]
 ) -> tuple[dict[int, str], dict[int, int], bool]:
     """Return (paths, sizes, whether all could be listed) of entry logs. `known`: sizes that cannot change any more."""
     paths, sizes, is_whole = dict[int, str](), dict[int, int](), True
-    for directory in directories:
+    for directory in among:
         try:
-            logs = find_logs(disk, [directory])
+            logs = find_logs(disk, directories, [directory])
         except OSError:
             is_whole = False
             continue

@@ -369,7 +369,7 @@ class LogScrub:
     async def _problem_at(self, log_id: int, place: Place) -> str:
         directories = self._parts.directories.ledgers
         good = self._parts.health.healthy(directories)
-        paths = await self._worker.run(find_logs, self._disk, good)
+        paths = await self._worker.run(find_logs, self._disk, self._parts.logs, good)
         if log_id not in paths:
             return "its entry log is missing" if len(good) == len(directories) else "its directory has failed"
         digest_types = await self.digest_types.types_of([place.ledger_id])

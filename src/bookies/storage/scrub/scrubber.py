@@ -27,7 +27,6 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.storage.disks.durable_files import SyncFailed, run_last
 from bookies.storage.engine import StorageParts
-from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.scrub.scrub_budget import ScrubBudget
 from bookies.storage.scrub.scrub_files import IndexScrub, JournalScrub, PassReplaced
@@ -145,7 +144,7 @@ class Scrubber:
         while (log_id := self._plan.next_log(self._list.listing.paths, skipped)) is not None:
             if self._budget.pass_number != progress.number:
                 return
-            if not await self._guard(f"log {log_id:x}", self._check_log(log_id)):
+            if not await self._guard(f"log {self._parts.logs.label(log_id)}", self._check_log(log_id)):
                 skipped.append(log_id)
             if self._list.is_old:
                 await self._list.update()
@@ -225,13 +224,13 @@ class Scrubber:
         await self._findings.report([self._logs.finding(log_id, place, "its entry log is missing") for place in places])
 
     async def _check_log(self, log_id: int) -> None:
-        if log_id == self._list.listing.active_id:
+        if log_id in self._list.listing.extents:
             await self._list.update()  # More of it may be synced, or it may be sealed.
         path = self._list.listing.paths.get(log_id)
         if path is None:
             return  # It has been removed.
         position = self._plan.start_log(log_id, self._clock.wall_ms())
-        extent = self._list.listing.extent if log_id == self._list.listing.active_id else None
+        extent = self._list.listing.extents.get(log_id)
 
         async def settled(position: int, findings: list[Finding]) -> None:
             self._budget.check()
@@ -329,7 +328,7 @@ class Scrubber:
             "parts_failed": self.failure_count,
             "damage": [
                 {
-                    "log": entry_log_format.file_name(finding.log_id),
+                    "log": self._parts.logs.name(finding.log_id),
                     "offset": finding.offset,
                     "ledger": finding.ledger_id if finding.ledger_id >= 0 else None,
                     "first": finding.first,

@@ -38,10 +38,11 @@ def test_a_disk_that_was_full_needs_a_margin() -> None:
     assert space(GIB).has_priority_room
 
 
-def of(*usables: int, any_full: bool = True, journal: int = 50 * GIB) -> DiskSpace:
+def of(*usables: int, any_full: bool = True, needs_each: bool = False, journal: int = 50 * GIB) -> DiskSpace:
     spaces = {f"/d{number}": space(usable, f"/d{number}") for number, usable in enumerate(usables)}
     ledgers = list(spaces)
-    return DiskSpace({**spaces, "/j": space(journal, "/j")}, ledgers, ledgers, ["/j"], any_full=any_full)
+    spaces["/j"] = space(journal, "/j")
+    return DiskSpace(spaces, ledgers, ledgers, ["/j"], any_full=any_full, needs_each=needs_each)
 
 
 def test_one_full_directory_is_enough_unless_it_is_not() -> None:
@@ -50,6 +51,8 @@ def test_one_full_directory_is_enough_unless_it_is_not() -> None:
     assert of(GIB, GIB, any_full=False).is_full
     assert of(50 * GIB, journal=GIB, any_full=False).is_full
     assert of(0, GIB).has_priority_room
+    assert not of(0, GIB, needs_each=True).has_priority_room
+    assert of(GIB, GIB, needs_each=True).has_priority_room
     assert not of(0, 0).has_priority_room
     assert not of(GIB, journal=0).has_priority_room
     assert of(GIB, 3 * GIB, 5 * GIB).crowded == {"/d0", "/d1"}

@@ -8,6 +8,7 @@ import pytest
 
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.storage.engine.torn_logs import is_behind, torn_logs
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.index.catalog_format import Contents, Synced, pack, pack_synced, pack_torn, parse
 from bookies.storage.journal import LogMark
 
@@ -26,7 +27,7 @@ def disk_with(*names: str) -> SimDisk:
 
 def torn(disk: SimDisk, synced: Synced, **changes: object) -> dict[int, int]:
     given: dict[str, object] = {"returned": [], "before": {}}
-    return torn_logs(disk, PLACES, synced=synced, **(given | changes))  # type: ignore[arg-type]
+    return torn_logs(disk, LogDirectories(PLACES), synced=synced, **(given | changes))  # type: ignore[arg-type]
 
 
 def test_what_was_not_synced() -> None:
@@ -34,6 +35,14 @@ def test_what_was_not_synced() -> None:
     assert torn(disk, Synced(4, 2048, 5, (MARK,))) == {4: 2048, 6: 0}
     assert torn(disk, Synced(-1, 0, 5, (MARK,))) == {6: 0}
     assert torn(disk, Synced(9, 2048, 9, (MARK,))) == {}  # it was removed since
+
+
+def test_more_logs_that_were_being_written() -> None:
+    disk = disk_with("a/current/3.log", "b/current/4.log", "a/current/5.log", "b/current/6.log")
+    synced = Synced.of({3: 1024, 4: 2048}, 5, (MARK,), b"r" * 16)
+    assert synced.ends == {3: 1024, 4: 2048}
+    assert torn(disk, synced, before={4: 4096}) == {3: 1024, 4: 2048, 6: 0}
+    assert Synced.of({}, 5, (MARK,), b"r" * 16) == Synced(-1, 0, 5, (MARK,), b"r" * 16)
 
 
 def test_what_was_torn_before_stays_so_while_it_is_there() -> None:
@@ -74,7 +83,7 @@ def test_a_catalog_that_lacks_something_is_known_by_the_marks(
 
 
 def test_it_is_kept_in_the_catalog() -> None:
-    synced = Synced(4, 2048, 5, (MARK, LogMark(9, 0)), bytes(range(16)))
+    synced = Synced(4, 2048, 5, (MARK, LogMark(9, 0)), bytes(range(16)), ((3, 1024), (7, 4096)))
     kept = parse(b"".join(pack(Contents(64, synced=synced, torn={3: 1024, 6: 0}))), 64)
     assert (kept.synced, kept.torn, kept.problem) == (synced, {3: 1024, 6: 0}, "")
     later = Synced(-1, 0, 6)

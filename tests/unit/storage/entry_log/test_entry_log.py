@@ -22,8 +22,10 @@ from bookies.storage.entry_log.entry_log import (
     LogLost,
     NoWritableDirectory,
 )
+from bookies.storage.entry_log.log_directories import LogDirectories
 
 DIRECTORIES = ["/l0", "/l1"]
+LOGS = LogDirectories(DIRECTORIES)
 
 
 def body(ledger_id: int, entry_id: int, size: int = 40) -> bytes:
@@ -42,12 +44,12 @@ def disk() -> SimDisk:
     return made
 
 
-def writer(disk: SimDisk, directories: Sequence[str] = DIRECTORIES) -> EntryLogWriter:
-    return EntryLogWriter(disk, directories, BookieConfig(entry_log_size_max=1 << 20))
+def writer(disk: SimDisk, logs: LogDirectories = LOGS) -> EntryLogWriter:
+    return EntryLogWriter(disk, logs, BookieConfig(entry_log_size_max=1 << 20))
 
 
 def reader(disk: SimDisk) -> EntryLogReader:
-    return EntryLogReader(disk, DIRECTORIES)
+    return EntryLogReader(disk, LOGS)
 
 
 def pread(data: bytes):  # type: ignore[no-untyped-def]
@@ -249,9 +251,7 @@ def test_the_page_cache_keeps_the_newest_bytes(
         dropped.append((file.path, offset, size))
 
     monkeypatch.setattr(SimFile, "drop_cache", drop_cache)
-    log = EntryLogWriter(
-        disk, DIRECTORIES, BookieConfig(entry_log_size_max=32 << 20, entry_log_cached_size=cached_size)
-    )
+    log = EntryLogWriter(disk, LOGS, BookieConfig(entry_log_size_max=32 << 20, entry_log_cached_size=cached_size))
     for entry_id in range(14):
         log.write([run(1, [entry_id], size=2 << 20)])
     log.sync()
@@ -265,8 +265,8 @@ def test_the_page_cache_keeps_the_newest_bytes(
     assert starts[1:] == ends[:-1]
     assert all(size >= DROP_STEP for _, _, size in dropped)
     assert 0 <= (28 << 20) - cached_size - ends[-1] < DROP_STEP + SYNC_STEP
-    log.roll()
-    assert log.sync()[0] == -1
+    log.roll(list(log.extents()))
+    assert log.sync()[0] == {}
     path, offset, size = dropped[-1]  # a log that is finished goes as a whole
     assert (path, offset) == ("/l0/0.log", ends[-1])
     assert offset + size <= len(disk.files()[path])
@@ -277,7 +277,7 @@ def test_a_log_that_could_not_be_synced_stays_in_the_page_cache(disk: SimDisk, m
     """Until what was new in it is written elsewhere, readers have it from there."""
     dropped: list[str] = []
     monkeypatch.setattr(SimFile, "drop_cache", lambda file, offset, size: dropped.append(file.path))
-    log = EntryLogWriter(disk, DIRECTORIES, BookieConfig(entry_log_size_max=1 << 20, entry_log_cached_size=0))
+    log = EntryLogWriter(disk, LOGS, BookieConfig(entry_log_size_max=1 << 20, entry_log_cached_size=0))
     for number in range(3):
         log.write([run(1, [number], size=600_000)])
     log._health.failed["/l0"] = "it broke"

@@ -16,6 +16,7 @@ from bookies.lab.sim.world.disk import SimDisk
 from bookies.lab.sim.world.loop import SimLoop
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.runtime.ports import Clock, Network, Runtime
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog import CatalogFile
 from bookies.storage.index.catalog_format import pack
@@ -37,7 +38,7 @@ class Bench:
         self.config = BookieConfig(index_page_size=PAGE_SIZE, open_files_max=8, **settings)
         self.workers = SimWorkers(Random(0), mean_ms=0.01)
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
-        self.index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
+        self.index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, LogDirectories(["/l"])))
         self.index.adopt_files(find_index_files(self.disk, ["/l"]), None)
         self.index.catalog_writer.file.replace(list(pack(self.index.catalog.contents())))
         self.worker = self.workers.start("checkpoint")
@@ -64,7 +65,7 @@ class Bench:
     async def load_anew(self, ledger_id: int) -> Ledger:
         """The ledger as the next life sees it."""
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
-        index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
+        index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, LogDirectories(["/l"])))
         index.adopt_files(find_index_files(self.disk, ["/l"]), CatalogFile(self.disk, ["/l"], PAGE_SIZE).load())
         return await index.load(ledger_id)
 

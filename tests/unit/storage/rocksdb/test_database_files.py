@@ -10,6 +10,7 @@ import pytest
 
 from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.disk import SimDisk
+from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import IndexDamaged, IndexWrite
@@ -23,9 +24,9 @@ KEY = b"k" * 20
 
 def opened(disk: SimDisk) -> tuple[OpenDatabases, DatabaseFiles]:
     disk.make_directories("current")
-    shared = OpenDatabases(disk, SimDatabases(disk), "current")
+    shared = OpenDatabases(disk, SimDatabases(disk), "current", LogDirectories(["current"], is_split=True), 0)
     shared.open((), is_new=True, may_be_cut=False)
-    return shared, DatabaseFiles(disk, PAGE, shared, 8, "r+")
+    return shared, DatabaseFiles(disk, PAGE, [shared], 8, "r+")
 
 
 def slots_of(*locations: int) -> bytes:

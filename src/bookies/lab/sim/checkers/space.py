@@ -42,14 +42,16 @@ async def _check_bookie(cluster: SimCluster, bookie: SimBookie, report: Callable
     for ledger_id in sorted(store.ledger_ids()):
         if cluster.store.record(ledger_id) is None:
             report("space", f"{name} keeps ledger {ledger_id}, which was deleted")
-    covered = store._open().checkpointer.log.covered_id
+    parts = store._open()
     known = collector._logs.known
     for path, data in bookie.disk.files().items():
         file_name = posixpath.basename(path)
-        log_id = layout.parse_file_name(file_name)
+        file_id, directory = layout.parse_file_name(file_name), posixpath.dirname(path)
+        is_log = directory in parts.logs.paths
+        log_id = parts.logs.id_in(directory, file_id) if is_log and file_id is not None else None
         if layout.parse_compacted_name(file_name) is not None:
             report("space", f"{name} has left {file_name} behind")
-        elif log_id is not None and log_id < covered and log_id not in known:
+        elif log_id is not None and parts.checkpointer.log.is_covered(log_id) and log_id not in known:
             reason = collector._logs.set_aside.get(log_id, "nobody knows of it")
             report("space", f"{name} keeps entry log {file_name}, {len(data):,} bytes: {reason}")
     for usage in known.values():

@@ -305,8 +305,8 @@ numbers: producers whose numbered entries any leader may repeat, and appends tha
     targeted update_probability 0.2, answer_probability 0.02
     clients  IMPATIENT
 
-databases: bookies whose index is in databases make checkpoints all the time, collect, and crash
-    run      bookies 4, duration_s 2, collects True
+databases: bookies whose index is in databases of two directories make checkpoints all the time, collect, and crash
+    run      bookies 4, disks 2, duration_s 2, collects True
     plan     writers 3, recoverers 2, readers 1, deleters 2, replicators 1, quorums 3/3/2 3/2/2 2/2/2, entries_min 5,
              entries_max 30, pause_ms 10, recovery_ms 300, read_ms 60, delete_ms 300, ledgers_max 6
     faults   gap_ms 120, crash bookie 4, crash bookie in a disk call 6, fail disk calls 2, fill disk 1, slow disk 1,
