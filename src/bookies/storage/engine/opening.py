@@ -70,7 +70,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     async with _explain_disk_full(parts, directories.indexes, REOPEN_ROOM, discards=False):
         opened = await open_databases(parts, catalog, found_marks, events)
     paths = await _remaining_paths(parts, opened, returned, events)
-    lost, fresh, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories, parts.logs)
+    lost, lost_paths, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories, parts.logs)
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
@@ -102,8 +102,8 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await rebuild_lost(parts, opened)
     elif lacks_ledgers and parts.databases is None:
         await _find_ledgers(parts, doubtful)
-    holes = [(text, "") for text in restorer.report.holes] + [(f"{path}: lost with all files", path) for path in fresh]
-    for text, place in [*holes, *opened.holes(parts.index.catalog.holes)]:
+    in_records = ((text, "") for text in restorer.report.holes)
+    for text, place in [*in_records, *lost_paths, *opened.holes(parts.index.catalog.holes)]:
         parts.index.catalog.note_torn({})  # torn parts may have the lost entries
         await parts.index.mark_all_uncertain(text, partial(_may_be_in, parts, place))
     _log_report(restorer.report, events)
@@ -111,15 +111,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         journal.mark = mark
     has_changes = restorer.report.entry_count > 0 or parts.index.is_dirty
     await _doubt_found(parts, events)  # without space the next start does so again
-    try:
-        async with _explain_disk_full(
-            parts, stores, restorer.report.size + parts.index.cache.dirty_size, discards=has_changes
-        ):
-            await checkpointer.checkpoint(tuple(marks))
-            parts.report.is_covered = True
-    except DiskFull:
-        if has_changes:
-            raise
+    await _checkpoint(parts, stores, marks, has_changes=has_changes)
     # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
     if parts.report.is_covered:
         await _reset_marks(parts, lost)
@@ -132,6 +124,20 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
         await checkpointer.log.cover_all()
+
+
+async def _checkpoint(
+    parts: StorageParts, stores: Sequence[str], marks: Sequence[LogMark], *, has_changes: bool
+) -> None:
+    """Make durable what was replayed. A start that has nothing to keep goes on without room. Raises: DiskFull."""
+    size = parts.report.size + parts.index.cache.dirty_size
+    try:
+        async with _explain_disk_full(parts, stores, size, discards=has_changes):
+            await parts.checkpointer.checkpoint(tuple(marks))
+            parts.report.is_covered = True
+    except DiskFull:
+        if has_changes:
+            raise
 
 
 async def _remaining_paths(
@@ -320,10 +326,9 @@ async def _reset_marks(parts: StorageParts, lost: Sequence[str]) -> None:
 
 def _find_losses(
     disk: Disk, directories: Directories, in_directories: LogDirectories
-) -> tuple[list[str], list[str], LogsFound]:
-    """Return the directories whose loss is not applied, those of them whose loss is not noted, and the entry logs.
-
-    Complete outputs of compactions count as logs.
+) -> tuple[list[str], list[tuple[str, str]], LogsFound]:
+    """Return the directories whose loss is not applied, holes (text, directory) of those whose loss is not noted, and
+    the entry logs, with complete outputs of compactions.
 
     Raises: OSError; StorageError if another journal has no file after an unclean stop: each start creates one before
     `DIRTY`.
@@ -338,8 +343,9 @@ def _find_losses(
                 "bookie: bk bookie format"
             )
     logs = frozenset((*find_logs(disk, in_directories), *complete_outputs(disk, in_directories)))
-    fresh = currents_of(loss.path for loss in losses if not loss.is_noted)
-    return lost, fresh, LogsFound(logs, greatest_log_id(disk, in_directories))
+    unnoted = currents_of(loss.path for loss in losses if not loss.is_noted)
+    holes = [(f"{path}: lost with all files", path) for path in unnoted]
+    return lost, holes, LogsFound(logs, greatest_log_id(disk, in_directories))
 
 
 def _skip_lost_logs(parts: StorageParts, paths: Mapping[int, str], lost: Sequence[str]) -> LogsFound:
