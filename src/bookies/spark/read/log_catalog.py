@@ -27,6 +27,7 @@ from bookies.errors import (
     ReadFailed,
 )
 from bookies.protocol.ledger.offload import offload_of
+from bookies.protocol.log.kept import parse_kept, span
 from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import plan, runtime, selection
 from bookies.spark.base.extents import Extents, Piece, stored_of
@@ -295,6 +296,34 @@ class LogCatalog:
             return plan.ranges_of(whole, curve, size_max)
 
         return [entry_range for ranges in await self._all(range(len(runs)), cut) for entry_range in ranges]
+
+    async def held(self, run: Piece) -> tuple[range, Sequence[int]]:
+        """Return the entries of a run in the ledger that holds them, and their ids.
+
+        Those of a compacted extent are looked up.
+        """
+        if run.stored is None:
+            return range(run.first, run.last + 1), range(run.first, run.last + 1)
+        if run.stored.kept == 0:
+            return range(0), ()
+        reader, records = await self._reader(run.storage), []
+        async for batch in reader.read_batches(run.stored.kept):
+            records += batch.payloads()
+        ids = parse_kept(run.storage, records, run.stored.kept)
+        within = span(ids, run.first, run.last)
+        return within, ids[within.start : within.stop]
+
+    async def count(self, run: Piece) -> int:
+        """Return how many entries a run has."""
+        if run.stored is None:
+            return run.count
+        # An extent that was truncated after its compaction still counts the entries before its beginning.
+        is_whole = run.first == 0 and run.count == run.stored.ids
+        return run.stored.kept if is_whole else len((await self.held(run))[0])
+
+    async def payload(self, run: Piece, entry_id: int) -> bytes:
+        """Return the payload of an entry of the ledger that holds a run."""
+        return (await (await self._reader(run.storage)).read_entry(entry_id)).payload
 
     async def entry_within(self, run: Piece, size: int) -> int:
         """Return the last entry such that the run up to it has at most `size` bytes; at least its first entry.

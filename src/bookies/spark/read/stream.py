@@ -27,10 +27,11 @@ from bookies.errors import BookKeeperError, LedgerNotFound, LogNotFound
 from bookies.spark.base import offsets, runtime
 from bookies.spark.base.extents import Extents
 from bookies.spark.base.offsets import At, Key, Offset
-from bookies.spark.base.plan import Address
+from bookies.spark.base.plan import Address, Part
 from bookies.spark.read import planning
 from bookies.spark.read.log_catalog import LogCatalog, resolved
-from bookies.spark.read.read import EntriesPartition, RowReader
+from bookies.spark.read.partition import EntriesPartition, rows_of, wrapped
+from bookies.spark.read.read import RowReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,11 +78,10 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._planner is None else self._planner.head()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
-        planned: list[EntriesPartition] = self._ask("partitions", start, end)
-        return planned
+        return wrapped(self._ask("partitions", start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._row_reader.read(partition)
+        return rows_of(self._row_reader, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._row_reader.settings.cursor is not None:
@@ -270,11 +270,11 @@ class _Planner:
                 break
         return ends
 
-    async def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
+    async def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Return the tasks of a batch. The same batch always has the same rows."""
         return await planning.persistently(self._settings, lambda: self._partitions(start, end))
 
-    async def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
+    async def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         until = offsets.parse(end)
         begin = {} if offsets.symbol(start) is not None else offsets.parse(start).positions
         begin = {**begin, **until.origin}

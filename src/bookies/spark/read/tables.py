@@ -1,4 +1,4 @@
-"""Tables about the cluster: option `table` = ledgers, fragments, replicas, bookies, manifests.
+"""Tables about the cluster: option `table` = ledgers, fragments, replicas, bookies, manifests, summary.
 
 They are read from the metadata store, ranges of ledger ids in parallel; most fleet jobs begin with them. The list of
 ledgers is made when a query is planned. A row has the state of the store when its task reads it, and ledgers deleted
@@ -24,7 +24,10 @@ from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.fragments import fragments_to_check
 from bookies.spark.base import arrow, runtime
-from bookies.spark.base.options import metadata_uri, names_of, option, proper_names, size, values_of
+from bookies.spark.base.options import URI, metadata_uri, names_of, option, proper_names, size, values_of
+from bookies.spark.base.settings import ReadOptions, settings
+from bookies.spark.read import planning
+from bookies.spark.read.counts import summaries
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -94,7 +97,22 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "log_created": "TIMESTAMP",
         "epoch": "BIGINT",
     },
+    "summary": {
+        "log": "STRING",  # null for ledgers
+        "ledger_id": "BIGINT",  # null for logs
+        "rows": "BIGINT",  # that a query with these options has, without gap rows
+        "gaps": "BIGINT",
+        "min_offset": "BIGINT",
+        "max_offset": "BIGINT",
+        "min_ledger_id": "BIGINT",
+        "max_ledger_id": "BIGINT",
+        "first_entry_id": "BIGINT",  # of the first row
+        "last_entry_id": "BIGINT",
+        "first_timestamp": "TIMESTAMP",
+        "last_timestamp": "TIMESTAMP",
+    },
 }
+SUMMARY = "summary"  # the only one with all options of the source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +130,8 @@ def schema(options: Mapping[str, str]) -> str:
 
 def reader(options: Mapping[str, str], schema: Any) -> TableReader:
     """Return the table's reader. `schema`: from `schema(options)`, or the columns that the user chose."""
-    return TableReader(_checked(options), list(schema.names))
+    proper = _checked(options)
+    return (SummaryReader if proper["table"] == SUMMARY else TableReader)(proper, list(schema.names))
 
 
 def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
@@ -120,13 +139,14 @@ def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    proper = proper_names(options, names_of(TableOptions))
-    proper["table"] = table = proper.get("table", "").strip().lower()
+    table = options["table"].strip().lower()
+    proper = proper_names(options, names_of(ReadOptions if table == SUMMARY else TableOptions)) | {"table": table}
     if table == "entrylogs":
         raise InvalidArgument("option table='entrylogs': bookies do not report their entry logs; use `bk inspect`")
     if table not in TABLES:
         raise InvalidArgument(f"option table={table!r}: there are entries, {', '.join(TABLES)}")
-    metadata_uri(proper)
+    if table != SUMMARY:  # Otherwise `settings` checks it: it may be that of a namespace.
+        metadata_uri(proper)
     return proper
 
 
@@ -149,7 +169,7 @@ class TableReader(DataSourceReader):
                 raise InvalidArgument(
                     f"table {self._table} has no column {name!r}; there are {', '.join(TABLES[self._table])}"
                 )
-        self._uri = metadata_uri(options)
+        self._uri = options.get(URI, "")
         self._count = TableOptions(**values_of(TableOptions, options)).ledgers_per_partition
 
     def partitions(self) -> list[TablePartition]:
@@ -183,6 +203,21 @@ class TableReader(DataSourceReader):
                 yield _packed(waiting, columns)
 
         yield from runtime.worker().iterate(batches, lambda batch: int(batch.nbytes), AHEAD)
+
+
+class SummaryReader(TableReader):
+    """Reader of the table `summary`."""
+
+    def __init__(self, options: dict[str, str], columns: list[str]) -> None:
+        super().__init__(options, columns)
+        self._settings = settings(options, is_stream=False)
+
+    def partitions(self) -> list[TablePartition]:
+        return [TablePartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        rows = runtime.worker().run(planning.persistently(self._settings, lambda: summaries(self._settings)))
+        yield _packed(rows, arrow_schema(self._table, self._columns))
 
 
 def _packed(rows: Sequence[Row], columns: pa.Schema) -> pa.RecordBatch:
