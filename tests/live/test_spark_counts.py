@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from tests.fakes.spark_query import Row, batch, make, numbers, rows_of, source
+from tests.fakes.spark_query import Row, Stream, append, batch, make, numbers, rows_of, source
 from tests.live.spark_marks import SMALL_BOOKIES
 
+import bookies as bk
 from bookies.admin.cluster import LocalCluster
 from bookies.errors import BookKeeperError
 from bookies.spark.base.arrow import schema_of_ddl
@@ -77,3 +79,107 @@ def test_a_table_of_counts_has_the_options_of_a_batch_query(uri: dict[str, Any])
     ):
         with pytest.raises(BookKeeperError, match=reason):
             table(uri | options | {"table": "summary"})
+
+
+# -- lag -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lag_of_cursors(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "lag-orders", 10, 5)
+    make(store, "lag-idle", 1)
+    first, second = log.manifest().ledger_ids[:2]
+    log.move_cursor("billing", bk.Position(first, 4))
+    log.move_cursor("audit", bk.Position(second, 5))
+    options = uri | {"table": "lag"}
+    rows = table(options | {"subscribePattern": "lag-.*"})
+    assert [(row["log"], row["cursor"], row["position"], row["rows"], row["seconds"]) for row in rows] == [
+        ("lag-orders", "audit", f"{second}:5", 0, 0.0),
+        ("lag-orders", "billing", f"{first}:4", 11, None),
+    ]
+    lag = log.lag(bk.Position(first, 4))
+    assert (rows[1]["bytes"], rows[1]["rows"], rows[1]["ledger_id"]) == (lag.bytes, lag.rows, None)
+    assert 6 + 5 < lag.bytes <= 6 + 10
+    assert [row["cursor"] for row in table(options | {"subscribe": "lag-orders"})] == ["audit", "billing"]
+    assert {row["log"] for row in table(options)} >= {"lag-orders"}
+
+
+def checkpoint_of(directory: pathlib.Path, ends: list[str], committed: int) -> str:
+    """The files that Spark writes: the end of each batch, and a mark of each batch that is done."""
+    for name, count in (("offsets", len(ends)), ("commits", committed)):
+        (directory / name).mkdir(parents=True)
+        for number in range(count):
+            lines = (
+                ["v1", '{"batchWatermarkMs":0}', ends[number], '{"topic": {"0": 5}}'] if name == "offsets" else ["v1"]
+            )
+            (directory / name / str(number)).write_text("\n".join(lines))
+            (directory / name / f".{number}.crc").write_bytes(b"?")
+    return f"file:{directory}"
+
+
+def test_the_lag_of_a_query_by_its_checkpoint(store: Any, uri: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    log = make(store, "followed", 10, 5)
+    with store.create(ensemble=1) as ledger:
+        ledger.append_many([b"x"] * 7)
+    both = {"assign": json.dumps({"logs": {"followed": [2, None]}, "ledgers": {str(ledger.ledger_id): None}})}
+    query = Stream(uri | both | {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 10})
+    query.trigger()
+    query.trigger()
+    append(log, 15, 3)
+
+    def lag(name: str, committed: int) -> list[tuple[Any, ...]]:
+        checkpoint = checkpoint_of(tmp_path / name, query.checkpoint, committed)
+        rows = table(uri | {"table": "lag", "checkpoint": checkpoint})
+        return sorted(((row["log"] or str(row["ledger_id"])), row["rows"]) for row in rows)
+
+    names = str(ledger.ledger_id), "followed"
+    assert lag("done", 2) == [*zip(names, (0, 3), strict=True)]
+    assert lag("begun", 0) == [*zip(names, (7, 16), strict=True)]
+    [(_, left), (_, rest)] = lag("half", 1)
+    assert (left + rest, left > 0, rest > 3) == (13, True, True)
+    log.delete()
+    make(store, "followed", 1)
+    assert lag("recreated", 2) == [*zip(names, (0, None), strict=True)]
+    log.delete()
+    assert lag("deleted", 2)[-1] == ("followed", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"subscribe": "nowhere"}, "nowhere"),
+        ({"checkpoint": "/nowhere"}, "option checkpoint: /nowhere has no offsets of a streaming query"),
+        ({"checkpoint": "/nowhere", "subscribe": "numbered"}, "option subscribe: the checkpoint tells"),
+        ({"startingOffsets": "earliest"}, "unknown option 'startingoffsets'"),
+    ],
+)
+def test_a_table_of_lag_that_is_refused(uri: dict[str, Any], options: dict[str, str], reason: str) -> None:
+    with pytest.raises(BookKeeperError, match=reason):
+        table(uri | options | {"table": "lag"})
+
+
+def test_a_checkpoint_of_other_sources_is_refused(uri: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, ['{"topic": {"0": 7}}'], 1)
+    with pytest.raises(BookKeeperError, match="does not read the format bookkeeper"):
+        table(uri | {"table": "lag", "checkpoint": checkpoint})
+    (tmp_path / "commits" / "3").write_text("v1")
+    with pytest.raises(BookKeeperError, match="has no offsets of batch 3"):
+        table(uri | {"table": "lag", "checkpoint": checkpoint})
+
+
+def test_a_query_reports_what_it_leaves(store: Any, uri: dict[str, Any]) -> None:
+    """In its progress, as part of the newest offset."""
+    log = make(store, "reported", 10, 5)
+    query = Stream(uri | {"subscribe": "reported", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 4})
+    assert query.reader.reportLatestOffset() is None
+    query.trigger()
+    told = query.reader.reportLatestOffset()
+    assert told["logs"] == {"reported": [2, 0]}
+    assert (told["lag"]["rows"], 11 < told["lag"]["bytes"] <= 22, told["lag"]["seconds"] >= 0) == (11, True, True)
+    query.drain()
+    assert query.reader.reportLatestOffset()["lag"] == {"rows": 0, "bytes": 0, "seconds": 0.0}
+    with log.lead() as writer:
+        writer.append_many([b"12345"] * 40)
+        query.trigger()
+        told = query.reader.reportLatestOffset()["lag"]  # of a ledger that is open
+        assert 0 < told["rows"] <= 36
+        assert 4 * told["rows"] <= told["bytes"] <= 6 * told["rows"]

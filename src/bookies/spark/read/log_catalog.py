@@ -240,6 +240,19 @@ class LogCatalog:
             # Only the size is needed: a damaged or unreachable entry must not prevent reading the others.
             return ended.length * (entry_id + 1) // (ended.last_entry_id + 1) if ended is not None else 0
 
+    def estimate(self, run: Piece) -> int:
+        """Return the payload bytes of a run by what is known, as if the entries of a ledger were equally large."""
+        if run.stored is not None:
+            return run.stored.size_of(run.count)
+        total, count = run.size, run.last + 1
+        if total is None:
+            ended, reader = self._ended.get(run.ledger_id), self._readers.get(run.ledger_id)
+            if ended is not None:
+                total, count = ended.length, ended.last_entry_id + 1
+            elif reader is not None:
+                total, count = reader.length, reader.last_add_confirmed + 1
+        return (total or 0) * run.count // max(1, count)
+
     async def groups(self, ledger_id: int) -> Sequence[Group] | None:
         """Return the row groups of a ledger's copy; None: bookies are read. Raises `NotSupported`, `ReadFailed`."""
         if self._tier == "bookies":

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from bookies.errors import BookKeeperError, LedgerNotFound, LogNotFound
 from bookies.spark.base import offsets, runtime
 from bookies.spark.base.extents import Extents
+from bookies.spark.base.head_times import HeadTimes
 from bookies.spark.base.offsets import At, Key, Offset
 from bookies.spark.base.plan import Address, Part
 from bookies.spark.read import planning
@@ -100,6 +101,8 @@ class _Planner:
         self._resolved: dict[str, Positions] = {}  # positions of a symbolic offset when this process first resolved it
         self._seen: dict[Key, Extents] = {}
         self._last: dict[tuple[Key, str | None], Extents] = {}  # by key and token, including those deleted since
+        self._reached: Positions = {}  # the end of the last batch
+        self._head_times = HeadTimes()
         self._batch_at = time.monotonic()
         self._has_cursor: set[Key] = set()
 
@@ -115,6 +118,7 @@ class _Planner:
         keys = list(known) if known and chosen.label is not None else await catalog.keys(chosen)
         extents_by_key = await catalog.extents(keys, skips_missing=skips_missing)
         self._seen = extents_by_key
+        self._head_times.note(time.monotonic(), self._heads(extents_by_key))
         self._last |= {(key, extents.token): extents for key, extents in extents_by_key.items()}
         return extents_by_key
 
@@ -171,8 +175,21 @@ class _Planner:
         return heads
 
     def head(self) -> dict[str, Any] | None:
-        """Return the end of everything that was readable at the last check."""
-        return Offset(self._heads(self._seen), tokens=_tokens(self._seen)).to_json() if self._seen else None
+        """Return the end of everything that was readable at the last check, and the lag behind it. Without IO."""
+        if not self._seen or self._lookup is None:
+            return None
+        heads = self._heads(self._seen)
+        left = [
+            run
+            for key, extents in self._seen.items()
+            for run in extents.runs(self._reached.get(key, extents.beginning), heads[key])
+        ]
+        lag = {
+            "rows": sum(run.count for run in left),
+            "bytes": sum(map(self._lookup.estimate, left)),
+            "seconds": round(self._head_times.behind_s(time.monotonic(), self._reached), 3),
+        }
+        return Offset(heads, tokens=_tokens(self._seen)).to_json() | {"lag": lag}
 
     async def prepare(self) -> None:
         """Record where this available-now run ends."""
@@ -193,8 +210,11 @@ class _Planner:
             await lookup.wait(self._seen.values(), self._settings.tail_wait)
             end = await planning.persistently(self._settings, lambda: self._latest(start, is_all))
         if end is None:
-            return start
-        self._batch_at = time.monotonic()
+            end = start
+        else:
+            self._batch_at = time.monotonic()
+        at = offsets.symbol(end)
+        self._reached = dict(offsets.parse(end).positions) if at is None else await self._begin(at)
         return end
 
     async def _latest(self, start: dict[str, Any], is_all: bool) -> dict[str, Any] | None:
