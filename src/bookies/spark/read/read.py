@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogNotFound, LogTruncated
+from bookies.errors import BookieTimeout, BookKeeperError, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.log.kept import parse_kept, span
 from bookies.spark.base import arrow, plan, runtime
 from bookies.spark.base.counters import TaskCounts
@@ -288,12 +288,8 @@ def _loss_error(gap: Gap, entry_range: Range) -> BookKeeperError:
 
 def row_reader(settings: Settings, schema: Any) -> RowReader:
     """Return the reader of a query. `schema`: of the rows, as Spark's StructType. Raises `InvalidArgument`."""
-    from bookies.spark.read.rows import arrow_schema_of, decoder_of
+    from bookies.spark.read.rows import arrow_schema_of, check_names, decoder_of
 
     arrow_schema = arrow_schema_of(settings, schema)
-    if len(set(arrow_schema.names)) < len(arrow_schema.names):
-        repeated = sorted({name for name in arrow_schema.names if arrow_schema.names.count(name) > 1})
-        raise InvalidArgument(
-            f"option valueSchema: the source itself has a column {repeated[0]!r}: leave it out with option columns"
-        )
+    check_names(arrow_schema.names)
     return RowReader(settings, arrow_schema, decoder_of(settings, arrow_schema))
