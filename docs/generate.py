@@ -152,7 +152,8 @@ def api_page() -> str:
     kinds = [each for each in found.values() if inspect.isclass(each)]
     errors = [each for each in kinds if issubclass(each, BaseException)]
     enums = [each for each in kinds if issubclass(each, enum.Enum)]
-    parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local", "run"))]
+    functions = ("connect", "dataset", "local", "run")
+    parts += ["## Functions\n", *(_function(name, found[name], "###") for name in functions)]
     parts.append(_function("blocking.connect", bookies.blocking.connect, "###"))
     parts.append(_function("metrics.register", bookies.metrics.register, "###"))
     parts.append(_function("metrics.trace", bookies.metrics.trace, "###"))

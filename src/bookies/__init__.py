@@ -156,6 +156,8 @@ if TYPE_CHECKING:
     from bookies.protocol.repair.fragments import ReplicaVerdict as ReplicaVerdict
     from bookies.protocol.repair.replicate import Replacement as Replacement
     from bookies.runtime.aio import run as run
+    from bookies.spark.dataset import Dataset as Dataset
+    from bookies.spark.dataset import dataset as dataset
 
 # Public name -> module that defines it.
 _LAZY = {
@@ -175,6 +177,7 @@ _LAZY = {
     "ConsumerState": "bookies.client.log.consumers",
     "CopyProgress": "bookies.client.repair.replication",
     "Cursor": "bookies.protocol.log.cursors",
+    "Dataset": "bookies.spark.dataset",
     "DigestType": "bookies.model",
     "Election": "bookies.client.turns.lease",
     "Endpoint": "bookies.model",
@@ -232,6 +235,7 @@ _LAZY = {
     "apache": "bookies",
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
+    "dataset": "bookies.spark.dataset",
     "local": "bookies.admin.cluster.local_cluster",
     "metrics": "bookies",
     "run": "bookies.runtime.aio",
@@ -270,6 +274,7 @@ __all__ = [
     "CursorBehind",
     "CursorMoved",
     "DataUnknown",
+    "Dataset",
     "DigestMismatch",
     "DigestType",
     "DirectoryInUse",
@@ -379,6 +384,7 @@ __all__ = [
     "apache",
     "blocking",
     "connect",
+    "dataset",
     "local",
     "metrics",
     "run",

@@ -58,6 +58,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             for batch in carry(iter(common._work_table([task]).to_batches())):
                 rows += batch.to_pylist()
         frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=common._RESULT))
-        return Run(config, estimate(tasks, cores=1, bytes_per_s=None), len(finished), frame)
+        return Run(config, estimate(name, tasks, cores=1, bytes_per_s=None), len(finished), frame)
 
     monkeypatch.setattr(common, "execute", execute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -207,9 +208,14 @@ def test_each_task_says_what_it_did(spark: Any, store: Any, load: Any) -> None:
     ledger_id = written(store, 5000)
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     frame = load(ledger=ledger_id, minPartitions=2)
+    logs: list[Any] = []
     try:
         assert frame.count() == 5000
-        logs = spark.tvf.python_worker_logs().filter("logger = 'bookies.spark.tasks'").select("level", "msg").collect()
+        # Another thread of Spark collects the lines from the workers' output, and may do so after the tasks' end.
+        deadline_s = time.monotonic() + 30
+        while len(logs) < frame.rdd.getNumPartitions() and time.monotonic() < deadline_s:
+            written_by_tasks = spark.tvf.python_worker_logs().filter("logger = 'bookies.spark.tasks'")
+            logs = written_by_tasks.select("level", "msg").collect()
     finally:
         spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
     told = [json.loads(line.msg) for line in logs]

@@ -185,3 +185,17 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
     found = migrate.complete(spark, config(clusters, "taken", log="taken"))
     assert not found.report.is_good
     assert "no copy of it" in found.frame.where("kind = 'log'").collect()[0]["detail"]
+
+
+def test_the_cluster_that_lacks_bookies_is_named(
+    spark: Any, clusters: Any, stores: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    in_this_process(monkeypatch)
+    with stores[0].create(ensemble=3) as ledger:
+        ledger.append(b"x")
+    with LocalCluster(tmp_path / "small", 1, settings=SMALL_BOOKIES) as small:
+        chosen = {"target": small.metadata_uri, "ledgers": str(ledger.ledger_id)}
+        asked = JobConfig(clusters[0].metadata_uri, "small", common.RUN, None, chosen, is_quiet=True)
+        [row] = migrate.job(spark, asked).toArrow().to_pylist()
+    assert row["outcome"] == "failed"
+    assert row["detail"].startswith("target cluster: ensemble=3 needs 3 writable bookies")

@@ -95,8 +95,15 @@ def test_a_copy_is_read_as_the_ledger_was(
     with store.open(large, password=PASSWORD, tier="offloaded") as reader:
         assert reader.read_entry(9) == entries(store, large, "bookies")[9]
         assert len(list(reader.read(3, 5))) == 3
-    again = offload.job(spark, config(cluster, tmp_path / "cold", ledgers, run_id="second"))
-    assert outcomes(again) == {}
+    other = offload.job(spark, config(cluster, tmp_path / "cold", ledgers, run_id="second"))
+    assert outcomes(other) == {}
+    first = found.toArrow().to_pylist()  # The table is replaced.
+    again = offload.complete(spark, config(cluster, tmp_path / "cold", ledgers, output=str(tmp_path / "runs")))
+    told = {row["ledger_id"]: row for row in again.frame.toArrow().to_pylist()}
+    for row in first:
+        assert told[row["ledger_id"]] == row | {"detail": "by an earlier attempt of this run"}
+    assert len(told) == len(ledgers)
+    assert f"{len(ledgers)} offloaded" in again.report.lead
 
 
 def test_a_copy_is_a_table_for_duckdb(

@@ -12,15 +12,19 @@ from bookies.runtime.histogram import Distribution
 
 
 class StreamFigures(Struct):
-    """One streaming query. `caught_up_s`: monotonic clock when it had last read everything, or when it began.
+    """One streaming query. `reported_s`: monotonic clock at its last report, from which the following values are.
 
-    `behind_entries`: entries that it has not read, by its last report; None: unknown.
+    `behind_entries`, `behind_bytes`: what it has not read; None: unknown. `behind_s`: since when it could have been
+    read. `input_rate`, `processed_rate`: rows a second, as Spark reports them.
     """
 
-    caught_up_s: float
+    reported_s: float = 0.0
     is_active: bool = True
-    is_behind: bool = False
     behind_entries: int | None = None
+    behind_bytes: int | None = None
+    behind_s: float = 0.0
+    input_rate: float = 0.0
+    processed_rate: float = 0.0
     rows: int = 0
     failures: int = 0
     batches: Distribution = field(default_factory=Distribution)  # seconds
@@ -42,7 +46,9 @@ def _row(name: str, kind: Kind, help: str, read: Callable[[StreamFigures], Any],
 
 def _behind_s(usage: StreamsUsage) -> dict[str, float]:
     return {
-        name: max(0.0, usage.now_s - query.caught_up_s) if query.is_behind and query.is_active else 0.0
+        name: query.behind_s + max(0.0, usage.now_s - query.reported_s)
+        if query.behind_entries and query.is_active
+        else 0.0
         for name, query in usage.queries.items()
     }
 
@@ -51,19 +57,31 @@ TABLE: tuple[Metric, ...] = (
     _row("active", Kind.GAUGE, "1: the query runs", lambda query: int(query.is_active)),
     _row("failures_total", Kind.COUNTER, "runs of the query that ended with an error", lambda query: query.failures),
     _row("rows_total", Kind.COUNTER, "rows read, by all sources of the query", lambda query: query.rows),
+    _row(
+        "input_rows_per_second",
+        Kind.GAUGE,
+        "rows of the last batch, a second since the batch before it began",
+        lambda query: query.input_rate,
+    ),
+    _row(
+        "processed_rows_per_second",
+        Kind.GAUGE,
+        "rows of the last batch, a second that it took",
+        lambda query: query.processed_rate,
+    ),
     _row("batch_seconds", Kind.HISTOGRAM, "batches: planning to commit", lambda query: query.batches, "seconds"),
     _row(
         "lag_entries",
         Kind.GAUGE,
-        "entries of logs and ledgers that the query has not read, by its last batch; of a log that is one or more "
-        "ledgers ahead only those of its newest ledger",
+        "entries of logs and ledgers that the query has not read, by its last batch",
         lambda query: query.behind_entries,
     ),
+    _row("lag_bytes", Kind.GAUGE, "payload of these entries, an estimate", lambda query: query.behind_bytes, "bytes"),
     Metric(
         "bookies_stream_lag_seconds",
         Kind.GAUGE,
         "stream",
-        "time since the query had read everything; 0: it has, or does not run",
+        "time since the first of these entries could have been read; 0: there are none, or the query does not run",
         _behind_s,
         ("query",),
         "seconds",

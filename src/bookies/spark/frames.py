@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -67,8 +68,20 @@ def write_log(df: DataFrame, uri: str, log: str, *, mode: str = "append", **opti
 
 def read_log(spark: SparkSession, uri: str, log: str, **options: object) -> DataFrame:
     """Return the current rows of a log. `options`: docs/reference/spark.md."""
+    return _loaded(spark, uri, {"subscribe": log, **options})
+
+
+def summarize_log(spark: SparkSession, uri: str, log: str, **options: object) -> DataFrame:
+    """Return one row about what `read_log` with these options returns: the number of rows, the first and the last.
+
+    No entries are read but these two. The columns are those of the table `summary`: docs/reference/spark.md.
+    """
+    return _loaded(spark, uri, {"subscribe": log, "table": "summary", **options})
+
+
+def _loaded(spark: SparkSession, uri: str, options: Mapping[str, object]) -> DataFrame:
     register(spark)
-    reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", uri).option("subscribe", log)
+    reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", uri)
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return reader.load()

@@ -7,7 +7,6 @@ source never recovers or fences a ledger. Source: spark 3.1 to 3.6.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound
 from bookies.spark.base import runtime
-from bookies.spark.base.extents import Extents
-from bookies.spark.base.offsets import At
-from bookies.spark.base.selection import EARLIEST, LATEST
+from bookies.spark.base.plan import Part
+from bookies.spark.base.selection import LATEST
 from bookies.spark.base.settings import STREAM_ONLY, Settings, checked, read_options, settings
 from bookies.spark.read import planning, pushdown, rows
-from bookies.spark.read.log_catalog import LogCatalog, resolved
-from bookies.spark.read.read import EntriesPartition, RowReader, row_reader
+from bookies.spark.read.partition import EntriesPartition, rows_of, wrapped
+from bookies.spark.read.read import RowReader, row_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,7 +107,7 @@ class EntriesReader(DataSourceReader):
         return self._planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._row_reader.read(partition)
+        return rows_of(self._row_reader, partition)
 
 
 class FilteringReader(EntriesReader):
@@ -122,8 +120,8 @@ class FilteringReader(EntriesReader):
         bounds, rest = pushdown.bounds_of(filters)
         if bounds:
             self._planned = [
-                EntriesPartition(pushdown.narrowed(part.ranges, bounds), [], part.addresses)
-                for part in self._planned
+                EntriesPartition(Part(pushdown.narrowed(part.ranges, bounds), (), part.addresses))
+                for part in (partition.part for partition in self._planned)
                 if not part.gaps
             ]
         return rest
@@ -131,37 +129,7 @@ class FilteringReader(EntriesReader):
 
 def resolve(chosen: Settings) -> list[EntriesPartition]:
     """Ask the metadata store, and the bookies of open ledgers, for the partitions that the options select."""
-    return runtime.worker().run(planning.persistently(chosen, lambda: _resolve(chosen)))
-
-
-async def _resolve(chosen: Settings) -> list[EntriesPartition]:
-    lookup, addresses = await planning.opened(chosen)
-    try:
-        extents_by_key = await lookup.extents(await lookup.keys(chosen.selection))
-        parts = [(extents, *await _bounds(lookup, chosen, extents)) for extents in extents_by_key.values()]
-        return await planning.partitions(lookup, chosen, parts, addresses)
-    finally:
-        await lookup.close()
-
-
-async def _bounds(lookup: LogCatalog, chosen: Settings, extents: Extents) -> tuple[At, At]:
-    """Return the first and the end position to read of one log or ledger. Raises `InvalidArgument`."""
-    if extents.key in chosen.selection.bounds:
-        first, last = chosen.selection.bounds[extents.key]
-        if last is not None and last >= extents.rows:
-            unit = "row" if extents.is_log else "entry"
-            raise InvalidArgument(f"{extents} ends at {unit} {extents.rows - 1}, option assign asks for {last}")
-        start = extents.at_row(first) if first <= extents.rows else extents.end
-        return start, extents.end if last is None else extents.at_row(last + 1)
-    now_ms = int(time.time() * 1000)
-    start = await resolved(lookup, extents, chosen.starting, is_end=False, now_ms=now_ms, strategy=chosen.strategy)
-    end = await resolved(lookup, extents, chosen.ending, is_end=True, now_ms=now_ms)
-    if start > end and chosen.starting != EARLIEST:
-        raise InvalidArgument(
-            f"option endingOffsets: {extents} would end at {list(end)}, before it begins at {list(start)} by option "
-            "startingOffsets: exchange them"
-        )
-    return start, end
+    return wrapped(runtime.worker().run(planning.persistently(chosen, lambda: planning.resolved_parts(chosen))))
 
 
 __all__ = ["BookKeeperDataSource", "EntriesReader", "FilteringReader", "resolve"]

@@ -283,4 +283,5 @@ class Log(Blocking[asynchronous.Log]):
     compact = waits(asynchronous.Log.compact)
     consumer = opens(asynchronous.Log.consumer, LogConsumer)
     consumers = waits(asynchronous.Log.consumers)
+    lag = waits(asynchronous.Log.lag)
     delete = waits(asynchronous.Log.delete)

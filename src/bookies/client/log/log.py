@@ -35,6 +35,7 @@ from bookies.client.log.base.log_reader import LogReader
 from bookies.client.log.base.seeking import points_of, position_at
 from bookies.client.log.base.time_index import TimeIndex
 from bookies.client.log.consumers import ConsumerState, LogConsumer, SharedContest, SharedLogConsumer, consumer_states
+from bookies.client.log.consumers.consumer_states import lags
 from bookies.client.log.log_appends import Pace
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.record_writer import RecordLogWriter
@@ -62,6 +63,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.lag import Lag
 from bookies.protocol.log.lease import LeaseQueue
 from bookies.protocol.log.log_model import (
     COMPACT_BY_KEY,
@@ -508,6 +510,14 @@ class Log:
         """
         async with TimeLimit(timeout, f"read the consumers of log {self.name}"):
             return await consumer_states(await self._parts(), self._consumer_contest)
+
+    async def lag(self, position: Position, *, timeout: float | None = None) -> Lag:
+        """Return what a consumer has not handled yet whose next entry has this position. `timeout`: seconds.
+
+        Asks bookies for the end of the log, and reads one entry if entries have timestamps. Raises `LogNotFound`.
+        """
+        async with TimeLimit(timeout, f"measure the lag in log {self.name}"):
+            return (await lags(await self._parts(), {"": position_of("position", position)}))[""]
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever. One that does not exist counts as deleted.

@@ -64,6 +64,7 @@ _ALL_COLUMNS = {**COLUMNS, **DLOG_COLUMNS}
 TYPES: Mapping[str, pa.DataType] = {
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
+    "DOUBLE": pa.float64(),
     "STRING": pa.string(),
     "BINARY": pa.binary(),
     "BOOLEAN": pa.bool_(),

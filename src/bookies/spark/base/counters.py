@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, to_builtins
@@ -48,9 +49,6 @@ class TaskCounts(Struct):
 
 
 def _place() -> dict[str, int]:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is None:
-        return {}
+    if (pyspark := sys.modules.get("pyspark")) is None or (context := pyspark.TaskContext.get()) is None:
+        return {}  # `bookies.dataset` reads without Spark.
     return {"stage": context.stageId(), "partition": context.partitionId(), "attempt": context.attemptNumber()}

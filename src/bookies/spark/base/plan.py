@@ -87,6 +87,14 @@ class Gap(Struct, frozen=True):
     reason: str
 
 
+class Part(Struct, frozen=True):
+    """The ranges and gaps that one task reads, with the addresses of their bookies."""
+
+    ranges: Sequence[Range]
+    gaps: Sequence[Gap]
+    addresses: dict[str, Address]
+
+
 def ranges_of(whole: Range, curve: Curve, size_max: int) -> list[Range]:
     """Cut the entries at fragment boundaries and at `size_max` bytes. `curve`: see `size_between`."""
     end = whole.metadata.last_entry_id if whole.metadata.is_closed else whole.last

@@ -91,6 +91,7 @@ class EndOptions:
     ending_timestamps: str | None = option(
         "endingOffsetsByTimestamp", "end of the range, in ms since 1970, for each log"
     )
+    limit: int | None = option("limit", "at most this number of entries, the first ones: no others are read", size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ refused, and so is the import of an incomplete export. All calls block, and rais
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,11 +54,35 @@ def leave(to: str) -> None:
         _delete(system, [f"{path}/{MARK}"])
 
 
-def is_there(to: str, name: str, size: int) -> bool:
-    """Report whether a written file still exists with this size in bytes."""
+def is_there(to: str, name: str, written: Mapping[str, Any]) -> bool:
+    """Report whether a file is as it was written. `written`: its description, with `file_size` and `sha256`."""
     system, path = tier.system_of(to)
     info = system.get_file_info(f"{path}/{name}")
-    return bool(info.type is pyarrow.fs.FileType.File and info.size == size)
+    return info.type is pyarrow.fs.FileType.File and _difference(system, info, written) is None
+
+
+def digest_of(system: Any, path: str) -> tuple[str, int]:
+    """Read a file, and return its SHA-256 and its bytes."""
+    digest, size = hashlib.sha256(), 0
+    with system.open_input_stream(path) as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+            size += len(data)
+    return digest.hexdigest(), size
+
+
+def _difference(system: Any, info: Any, written: Mapping[str, Any]) -> str | None:
+    """Return how a file differs from its description; None: it does not.
+
+    The digests of remote files are not compared: that would transfer them.
+    """
+    if info.size != int(written["file_size"]):
+        return f"has {info.size:,} bytes, but {MANIFEST} lists it with {int(written['file_size']):,}"
+    digest = written.get("sha256")
+    is_local = isinstance(system, pyarrow.fs.LocalFileSystem)
+    if digest is None or not is_local or digest_of(system, info.path)[0] == digest:
+        return None
+    return f"has another SHA-256 than {MANIFEST} lists"
 
 
 def write_manifest(to: str, identity: Mapping[str, str], *, is_envelope: bool, files: Sequence[dict[str, Any]]) -> None:
@@ -88,16 +113,14 @@ def listed(uri: str) -> list[tuple[str, int]] | None:
         if _content(system, f"{path}/{MARK}") is not None:
             raise InvalidArgument(f"directory {uri} has an incomplete export: repeat that first")
         return None
-    files = [(str(file["file"]), int(file["file_size"])) for file in manifest["files"]]
-    infos = system.get_file_info([f"{path}/{name}" for name, _ in files]) if files else []
-    for (name, size), info in zip(files, infos, strict=True):
+    files = manifest["files"]
+    infos = system.get_file_info([f"{path}/{file['file']}" for file in files]) if files else []
+    for file, info in zip(files, infos, strict=True):
         if info.type is not pyarrow.fs.FileType.File:
-            raise InvalidArgument(f"directory {uri} has lost {name}, which its {MANIFEST} lists: export again")
-        if info.size != size:
-            raise InvalidArgument(
-                f"{uri}/{name} has {info.size:,} bytes, but {MANIFEST} lists it with {size:,}: export again"
-            )
-    return files
+            raise InvalidArgument(f"directory {uri} has lost {file['file']}, which its {MANIFEST} lists: export again")
+        if (difference := _difference(system, info, file)) is not None:
+            raise InvalidArgument(f"{uri}/{file['file']} {difference}: export again")
+    return [(str(file["file"]), int(file["file_size"])) for file in files]
 
 
 def _parts(system: Any, path: str) -> list[Any]:

@@ -10,7 +10,6 @@ Source: spark 5.4.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from bookies.spark.base import runtime
 from bookies.spark.base.extents import Stored, stored_of
 from bookies.spark.base.plan import even_parts
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.exported import claim, is_there, leave, write_manifest
+from bookies.spark.jobs.exported import claim, digest_of, is_there, leave, write_manifest
 from bookies.spark.jobs.shared import common, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.lines import check_object, csv_lines
@@ -267,18 +266,14 @@ class FileWriter:
     def finish(self) -> dict[str, Any]:
         """Rename the file to its name, and return its description."""
         self._file.finish()
-        digest, size = hashlib.sha256(), 0
-        with self._system.open_input_stream(self._file.path) as file:
-            while data := file.read(1 << 20):
-                digest.update(data)
-                size += len(data)
+        digest, size = digest_of(self._system, self._file.path)
         content = self._content
         return {
             "entries": content.rows,
             "bytes": content.size,
             "crc": content.crc,
             "file_size": size,
-            "sha256": digest.hexdigest(),
+            "sha256": digest,
         }
 
     def discard(self) -> None:
@@ -312,11 +307,11 @@ def _lines(batch: EntryBatch, file_format: str) -> Iterator[bytes]:
 
 
 def _still_there(to: str, items: Sequence[Item]) -> common.Holds:
-    """Return a check that the file of an item that an earlier attempt wrote still exists."""
+    """Return a check that the file of an item is as an earlier attempt wrote it."""
     names = {item.name: str(json.loads(item.arguments)["file"]) for item in items}
 
     def holds(name: str, detail: Mapping[str, Any]) -> bool:
-        return name not in names or "file_size" not in detail or is_there(to, names[name], int(detail["file_size"]))
+        return name not in names or "file_size" not in detail or is_there(to, names[name], detail)
 
     return holds
 

@@ -32,7 +32,7 @@ from bookies.spark.jobs.exported import listed
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option
 from bookies.spark.jobs.shared.lines import SHOWN_SIZE, JsonLines
-from bookies.spark.jobs.shared.packing import TASK_SIZE, Estimate
+from bookies.spark.jobs.shared.packing import Estimate, seconds_of
 from bookies.spark.jobs.shared.progress import Begun, Progress
 from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.spark.write import tier, unchanged
@@ -55,7 +55,6 @@ OPTIONS = (
     Option("fence", False, "fence a leader that writes the log, instead of refusing", bool),
 )
 IMPORTED = "run_id STRING, log STRING, outcome STRING, files BIGINT, entries BIGINT, bytes BIGINT, ledgers BIGINT"
-IMPORT_RATE = 50e6  # bytes a second, for the estimate
 FILES_MAX = 1000  # of one transaction
 NO_UTF8 = "file {} is not in UTF-8: {}; convert it, for example with iconv -f latin1 -t utf8"
 HEADER_SIZE = 1 << 20  # bytes read for the first line of a CSV file
@@ -91,7 +90,9 @@ def complete(spark: Any, config: JobConfig) -> Complete:
             _check_same(config, log, before, version)
             return _complete(spark, config, log, ALREADY, files, common.ask(config.uri, _outcome(log, app)))
     frame = frame_of(spark, [path for path, _ in files], file_format)
-    plan = Estimate(len(files), max(1, -(-size // TASK_SIZE)), size, {}, size / IMPORT_RATE)
+    tasks = frame.rdd.getNumPartitions()
+    cores = config.processes or spark.sparkContext.defaultParallelism
+    plan = Estimate(len(files), tasks, size, {}, seconds_of("import", size, tasks, cores))
     if config.mode == common.PLAN:
         return _complete(spark, config, log, WOULD, files, (0, size, 0))
     if file_format == "csv":

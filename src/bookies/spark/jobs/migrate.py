@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,15 @@ from bookies.client.log.transaction import read_ledgers
 from bookies.client.mirror import stop_writing
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import (
+    BookieError,
+    EntryError,
     InvalidArgument,
     LedgerExists,
     LedgerNotFound,
     LogExists,
+    QuorumError,
     RecordExists,
+    ReplicationFailed,
 )
 from bookies.metadata.interface.driver import LedgerAt
 from bookies.model import LedgerMetadata
@@ -66,6 +70,7 @@ MIGRATED = (
 )
 LEDGER, LOG = "ledger", "log"
 FOLLOWS, MOVED = "follows", "moved"
+NAMED = ("source cluster: ", "target cluster: ", "the source", "of the target")  # in errors that name the cluster
 
 
 def job(spark: Any, config: JobConfig) -> Any:
@@ -136,8 +141,11 @@ class CopyLedger(Struct, frozen=True):
             if self.is_dry:
                 return Outcome(common.DONE, {"entries": record.last_entry_id + 1, "bytes": record.length})
             async with runtime.worker().new_client(self.target) as target:
-                target_record = await self._record(target, record, known)
-                content = await copying.written_ledger(tools, target, record, target_record, _entries(tools, record))
+                with _naming("target"):
+                    target_record = await self._record(target, record, known)
+                    content = await copying.written_ledger(
+                        tools, target, record, target_record, _entries(tools, record)
+                    )
         except LedgerNotFound as error:
             return Outcome(common.GONE, {"error": str(error)})
         except LedgerExists:
@@ -174,12 +182,24 @@ class CopyLedger(Struct, frozen=True):
         return await target.metadata(writer.ledger_id)
 
 
+@contextlib.contextmanager
+def _naming(cluster: str) -> Iterator[None]:
+    """Let errors of bookies name the cluster, source or target, unless they do: both have bookies of the same names."""
+    try:
+        yield
+    except (BookieError, EntryError, QuorumError, ReplicationFailed) as error:
+        if not any(words in error.message for words in NAMED):
+            error.args = (f"{cluster} cluster: {error.message}",)
+        raise
+
+
 async def _entries(tools: Tools, record: LedgerMetadata) -> AsyncGenerator[EntryBatch]:
     """Yield the source's entries, at the rate of its bookies."""
-    async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
-        async for batch in reader.read_batches():
-            yield batch
-            await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
+    with _naming("source"):
+        async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
+            async for batch in reader.read_batches():
+                yield batch
+                await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
 
 
 # -- on the driver ---------------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         ]
     else:
         rows += _committed(spark, config, run, {ledger.ledger_id: ledger for ledger in due}, to, cluster)
+        rows += _earlier(run, [ledger for ledger in records if is_of_run(ledger, cluster, config.run_id)])
     rows += _forgotten(spark, config, records, times["delete_after"])
     rows += _swept(config, to, cluster, times["sweep_after"], is_dry=is_dry)
     copies = sorted((config.run_id, *row) for row in rows)
@@ -152,6 +153,12 @@ def attempt_of(record: LedgerMetadata, cluster: str, run_id: str) -> str:
     """
     identity = f"{cluster} {record.ledger_id} {record.ctime_ms} {record.length}{swept_of(record)}".encode()
     return f"{run_id}-{crc32c(identity):08x}"
+
+
+def is_of_run(record: LedgerMetadata, cluster: str, run_id: str) -> bool:
+    """Report whether the ledger's copy was made by a run of this id."""
+    copy = offload_of(record)
+    return copy is not None and copy.attempt == attempt_of(record, cluster, run_id)
 
 
 # -- in a task -------------------------------------------------------------------------------------------------------
@@ -265,6 +272,22 @@ def _failed_parts(run: Run) -> list[Row]:
         if outcome != common.DONE:
             rows.append((int(name.partition(":")[0]), outcome, 0, 0, 0, "", str(detail.get("error", ""))))
     return list(dict.fromkeys(rows))
+
+
+def _earlier(run: Run, records: Sequence[LedgerMetadata]) -> list[Row]:
+    """Return the rows of ledgers that an earlier attempt of this run has offloaded. `records`: theirs.
+
+    The number of files is known only with an output directory.
+    """
+    files: Counter[int] = Counter()
+    for name, _, detail in run.details():
+        files[int(name.partition(":")[0])] += len(detail.get("parts", ()))
+    copies = [(record.ledger_id, offload_of(record)) for record in records]
+    return [
+        (ledger_id, OFFLOADED, copy.rows, copy.bytes, files[ledger_id], copy.uri, "by an earlier attempt of this run")
+        for ledger_id, copy in copies
+        if copy is not None
+    ]
 
 
 def _committed(

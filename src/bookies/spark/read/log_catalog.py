@@ -27,6 +27,7 @@ from bookies.errors import (
     ReadFailed,
 )
 from bookies.protocol.ledger.offload import offload_of
+from bookies.protocol.log.kept import parse_kept, span
 from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import plan, runtime, selection
 from bookies.spark.base.extents import Extents, Piece, stored_of
@@ -239,6 +240,19 @@ class LogCatalog:
             # Only the size is needed: a damaged or unreachable entry must not prevent reading the others.
             return ended.length * (entry_id + 1) // (ended.last_entry_id + 1) if ended is not None else 0
 
+    def estimate(self, run: Piece) -> int:
+        """Return the payload bytes of a run by what is known, as if the entries of a ledger were equally large."""
+        if run.stored is not None:
+            return run.stored.size_of(run.count)
+        total, count = run.size, run.last + 1
+        if total is None:
+            ended, reader = self._ended.get(run.ledger_id), self._readers.get(run.ledger_id)
+            if ended is not None:
+                total, count = ended.length, ended.last_entry_id + 1
+            elif reader is not None:
+                total, count = reader.length, reader.last_add_confirmed + 1
+        return (total or 0) * run.count // max(1, count)
+
     async def groups(self, ledger_id: int) -> Sequence[Group] | None:
         """Return the row groups of a ledger's copy; None: bookies are read. Raises `NotSupported`, `ReadFailed`."""
         if self._tier == "bookies":
@@ -295,6 +309,34 @@ class LogCatalog:
             return plan.ranges_of(whole, curve, size_max)
 
         return [entry_range for ranges in await self._all(range(len(runs)), cut) for entry_range in ranges]
+
+    async def held(self, run: Piece) -> tuple[range, Sequence[int]]:
+        """Return the entries of a run in the ledger that holds them, and their ids.
+
+        Those of a compacted extent are looked up.
+        """
+        if run.stored is None:
+            return range(run.first, run.last + 1), range(run.first, run.last + 1)
+        if run.stored.kept == 0:
+            return range(0), ()
+        reader, records = await self._reader(run.storage), []
+        async for batch in reader.read_batches(run.stored.kept):
+            records += batch.payloads()
+        ids = parse_kept(run.storage, records, run.stored.kept)
+        within = span(ids, run.first, run.last)
+        return within, ids[within.start : within.stop]
+
+    async def count(self, run: Piece) -> int:
+        """Return how many entries a run has."""
+        if run.stored is None:
+            return run.count
+        # An extent that was truncated after its compaction still counts the entries before its beginning.
+        is_whole = run.first == 0 and run.count == run.stored.ids
+        return run.stored.kept if is_whole else len((await self.held(run))[0])
+
+    async def payload(self, run: Piece, entry_id: int) -> bytes:
+        """Return the payload of an entry of the ledger that holds a run."""
+        return (await (await self._reader(run.storage)).read_entry(entry_id)).payload
 
     async def entry_within(self, run: Piece, size: int) -> int:
         """Return the last entry such that the run up to it has at most `size` bytes; at least its first entry.

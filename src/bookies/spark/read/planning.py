@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from bookies.errors import BookKeeperError, LedgerNotFound, LogTruncated, NotConfirmed
+from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated, NotConfirmed
 from bookies.spark.base import plan, runtime
 from bookies.spark.base.extents import Extents, Missing
 from bookies.spark.base.offsets import At, Key
-from bookies.spark.base.plan import Address, Gap
+from bookies.spark.base.plan import Address, Gap, Part
+from bookies.spark.base.selection import EARLIEST
 from bookies.spark.base.settings import Settings
-from bookies.spark.read.log_catalog import LogCatalog, cost_of
-from bookies.spark.read.read import REMEDY, EntriesPartition
+from bookies.spark.read.log_catalog import LogCatalog, cost_of, resolved
+from bookies.spark.read.read import REMEDY
 
 T = TypeVar("T")
+Stretch = tuple[Extents, At, At]  # of a log or ledger, from the first up to, not including, the second position
 
 
 async def persistently(settings: Settings, ask: Callable[[], Awaitable[T]]) -> T:
@@ -31,27 +34,87 @@ async def persistently(settings: Settings, ask: Callable[[], Awaitable[T]]) -> T
     return await ask()
 
 
+async def resolved_parts(settings: Settings) -> list[Part]:
+    """Plan what the options of a batch query select."""
+    lookup, addresses = await opened(settings)
+    try:
+        return await partitions(lookup, settings, await selected(lookup, settings), addresses)
+    finally:
+        await lookup.close()
+
+
+async def selected(lookup: LogCatalog, settings: Settings) -> list[Stretch]:
+    """Return what a batch query reads of each log or ledger. Raises `InvalidArgument`."""
+    extents_by_key = await lookup.extents(await lookup.keys(settings.selection))
+    stretches = [(extents, *await _bounds(lookup, settings, extents)) for extents in extents_by_key.values()]
+    return stretches if settings.limit is None else await _beginning(lookup, stretches, settings.limit)
+
+
+async def _beginning(lookup: LogCatalog, stretches: Sequence[Stretch], count: int) -> list[Stretch]:
+    """Return the first `count` entries."""
+    beginning: list[Stretch] = []
+    for extents, start, end in stretches:
+        if not count:
+            break
+        stop = end
+        for run in extents.runs(start, end):
+            within = await lookup.count(run)
+            if within > count:
+                stop, count = (run.seq, (await lookup.held(run))[1][count]), 0
+                break
+            count -= within
+        beginning.append((extents, start, stop))
+    return beginning
+
+
+async def _bounds(lookup: LogCatalog, settings: Settings, extents: Extents) -> tuple[At, At]:
+    """Return the first and the end position to read of one log or ledger. Raises `InvalidArgument`."""
+    if extents.key in settings.selection.bounds:
+        first, last = settings.selection.bounds[extents.key]
+        if last is not None and last >= extents.rows:
+            unit = "row" if extents.is_log else "entry"
+            raise InvalidArgument(f"{extents} ends at {unit} {extents.rows - 1}, option assign asks for {last}")
+        start = extents.at_row(first) if first <= extents.rows else extents.end
+        return start, extents.end if last is None else extents.at_row(last + 1)
+    now_ms = int(time.time() * 1000)
+    start = await resolved(lookup, extents, settings.starting, is_end=False, now_ms=now_ms, strategy=settings.strategy)
+    end = await resolved(lookup, extents, settings.ending, is_end=True, now_ms=now_ms)
+    if start > end and settings.starting != EARLIEST:
+        raise InvalidArgument(
+            f"option endingOffsets: {extents} would end at {list(end)}, before it begins at {list(start)} by option "
+            "startingOffsets: exchange them"
+        )
+    return start, end
+
+
+def present_of(settings: Settings, stretch: Stretch) -> tuple[Stretch, Gap | None]:
+    """Return what still exists of a stretch, and what does not. Raises `LogTruncated` unless data loss is allowed."""
+    extents, start, end = stretch
+    if (missing := extents.missing(start, end)) is None:
+        return stretch, None
+    gap = gap_of(extents, missing)
+    if settings.fails_on_loss:
+        raise loss_error(extents, gap, settings.cursor)
+    return (extents, missing.until, end), gap
+
+
 async def partitions(
     catalog: LogCatalog,
     settings: Settings,
-    parts: Sequence[tuple[Extents, At, At]],
+    parts: Sequence[Stretch],
     addresses: Mapping[str, Address],
     gone: Sequence[Gap] = (),
-) -> list[EntriesPartition]:
+) -> list[Part]:
     """Plan all rows from the start to the end position of each log or ledger, each row once. Raises `LogTruncated`.
 
     `gone`: gaps that are already known.
     """
     gaps = list(gone)
-    present: list[tuple[Extents, At, At]] = []
-    for extents, start, end in parts:
-        if (missing := extents.missing(start, end)) is not None:
-            gap = gap_of(extents, missing)
-            if settings.fails_on_loss:
-                raise loss_error(extents, gap, settings.cursor)
-            gaps.append(gap)
-            start = missing.until
-        present.append((extents, start, end))
+    present: list[Stretch] = []
+    for stretch in parts:
+        rest, gap = present_of(settings, stretch)
+        present.append(rest)
+        gaps += [] if gap is None else [gap]
     runs = [(extents, run) for extents, start, end in present for run in extents.runs(start, end)]
     curves = await catalog.sizes([run for _, run in runs])
     total = sum(cost_of(run, curve) for (_, run), curve in zip(runs, curves, strict=True))
@@ -68,8 +131,8 @@ async def partitions(
                 f"ledger {error.ledger_id} of {extents} is lost: it is listed and does not exist"
             ) from error
     packed = plan.with_replicas(plan.pack(ranges, size_max=size_max, count_max=settings.count_max))
-    planned = [EntriesPartition(part, (), plan.bookies_of(part, addresses)) for part in packed]
-    return [EntriesPartition((), gaps, {}), *planned] if gaps else planned
+    planned = [Part(part, (), plan.bookies_of(part, addresses)) for part in packed]
+    return [Part((), gaps, {}), *planned] if gaps else planned
 
 
 def gap_of(extents: Extents, missing: Missing) -> Gap:

@@ -1,4 +1,4 @@
-"""Reading of partitions in tasks: from entry ranges to record batches.
+"""Reading of parts in tasks, and without Spark: from entry ranges to record batches.
 
 The generator runs on the task's thread and receives verified batches from the loop's thread, which fetches ahead. The
 partition has everything the task needs. The task asks the metadata store only if no replica delivers what the plan
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
-from pyspark.sql.datasource import InputPartition
 
-from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogNotFound, LogTruncated
+from bookies.errors import BookieTimeout, BookKeeperError, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.log.kept import parse_kept, span
 from bookies.spark.base import arrow, plan, runtime
 from bookies.spark.base.counters import TaskCounts
-from bookies.spark.base.plan import Address, Gap, Range
+from bookies.spark.base.plan import Gap, Part, Range
 from bookies.spark.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,16 +35,6 @@ REMEDY = (
 )
 
 
-class EntriesPartition(InputPartition):
-    """The ranges and gaps that one task reads, with the addresses of their bookies."""
-
-    def __init__(self, ranges: Sequence[Range], gaps: Sequence[Gap], addresses: dict[str, Address]) -> None:
-        super().__init__(None)
-        self.ranges = list(ranges)
-        self.gaps = list(gaps)
-        self.addresses = addresses
-
-
 class RowReader(Struct, frozen=True):
     """Conversion of partitions to rows. `schema`: of the rows; `decoder`: for the columns inside the payload."""
 
@@ -53,15 +42,13 @@ class RowReader(Struct, frozen=True):
     schema: pa.Schema
     decoder: Decoder | None
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition.
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part.
 
         Raises the error that client-protocol 3.4 chooses if every replica of an entry failed, and the error of a gap.
         """
-        if not isinstance(partition, EntriesPartition):
-            return  # Spark passes its own object for an empty list of partitions.
         worker = runtime.worker()
-        items = worker.iterate(lambda: self._fetch(worker, partition), _size, self.settings.read_ahead)
+        items = worker.iterate(lambda: self._fetch(worker, part), _size, self.settings.read_ahead)
         waiting: list[pa.RecordBatch] = []
         size = 0
         for rows in arrow.stretches(items, self.settings.batch_size):
@@ -121,13 +108,13 @@ class RowReader(Struct, frozen=True):
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
     # -- on the loop ---------------------------------------------------------------------------------------------
-    async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncGenerator[Item, None]:
-        counts = TaskCounts(len(partition.ranges), len(partition.gaps))
-        for gap in partition.gaps:
+    async def _fetch(self, worker: runtime.Worker, part: Part) -> AsyncGenerator[Item, None]:
+        counts = TaskCounts(len(part.ranges), len(part.gaps))
+        for gap in part.gaps:
             yield gap
-        pool = worker.pool(self.settings.uri, self.settings.config, partition.addresses)
+        pool = worker.pool(self.settings.uri, self.settings.config, part.addresses)
         try:
-            for entry_range in partition.ranges:
+            for entry_range in part.ranges:
                 async for item in self._range(worker, pool, entry_range, counts):
                     yield item
         finally:
@@ -301,12 +288,8 @@ def _loss_error(gap: Gap, entry_range: Range) -> BookKeeperError:
 
 def row_reader(settings: Settings, schema: Any) -> RowReader:
     """Return the reader of a query. `schema`: of the rows, as Spark's StructType. Raises `InvalidArgument`."""
-    from bookies.spark.read.rows import arrow_schema_of, decoder_of
+    from bookies.spark.read.rows import arrow_schema_of, check_names, decoder_of
 
     arrow_schema = arrow_schema_of(settings, schema)
-    if len(set(arrow_schema.names)) < len(arrow_schema.names):
-        repeated = sorted({name for name in arrow_schema.names if arrow_schema.names.count(name) > 1})
-        raise InvalidArgument(
-            f"option valueSchema: the source itself has a column {repeated[0]!r}: leave it out with option columns"
-        )
+    check_names(arrow_schema.names)
     return RowReader(settings, arrow_schema, decoder_of(settings, arrow_schema))

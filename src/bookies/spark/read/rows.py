@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bookies.errors import InvalidArgument
@@ -55,6 +56,37 @@ def arrow_schema_of(options: ReadOptions, schema: Any) -> pa.Schema:
             raise InvalidArgument("option valueFormat=utf8: the schema must have value as STRING")
         fields.append(pa.field(name, field.type, nullable=True))
     return pa.schema(fields)
+
+
+def batch_schema_of(options: ReadOptions, payload: pa.Schema | None) -> pa.Schema:
+    """Return the default schema of the record batches, without Spark. `payload`: the columns inside the payload.
+
+    Raises `InvalidArgument`.
+    """
+    import pyarrow as pa
+
+    own = arrow.arrow_schema(arrow.columns_of(options))
+    value_format, index = options.value_format, own.get_field_index("value")
+    if value_format in ("raw", "utf8"):
+        if payload is not None:
+            raise InvalidArgument(f"schema: valueFormat={value_format} has the column value; leave it out")
+        return own if value_format == "raw" or index < 0 else own.set(index, pa.field("value", pa.string()))
+    if payload is None:
+        raise InvalidArgument(
+            f"valueFormat={value_format} needs the columns of the payload: schema=pyarrow.schema(...)"
+        )
+    fields = [*(own if index < 0 else own.remove(index)), *(field.with_nullable(True) for field in payload)]
+    check_names([field.name for field in fields])
+    return pa.schema(fields)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Check that no name is there twice. Raises `InvalidArgument`."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidArgument(
+            f"option valueSchema: the source itself has a column {repeated[0]!r}: leave it out with option columns"
+        )
 
 
 def decoder_of(options: ReadOptions, schema: pa.Schema) -> Decoder | None:

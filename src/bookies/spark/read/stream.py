@@ -26,11 +26,13 @@ from pyspark.sql.streaming.datasource import (
 from bookies.errors import BookKeeperError, LedgerNotFound, LogNotFound
 from bookies.spark.base import offsets, runtime
 from bookies.spark.base.extents import Extents
+from bookies.spark.base.head_times import HeadTimes
 from bookies.spark.base.offsets import At, Key, Offset
-from bookies.spark.base.plan import Address
+from bookies.spark.base.plan import Address, Part
 from bookies.spark.read import planning
 from bookies.spark.read.log_catalog import LogCatalog, resolved
-from bookies.spark.read.read import EntriesPartition, RowReader
+from bookies.spark.read.partition import EntriesPartition, rows_of, wrapped
+from bookies.spark.read.read import RowReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,11 +79,10 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._planner is None else self._planner.head()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
-        planned: list[EntriesPartition] = self._ask("partitions", start, end)
-        return planned
+        return wrapped(self._ask("partitions", start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._row_reader.read(partition)
+        return rows_of(self._row_reader, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._row_reader.settings.cursor is not None:
@@ -100,6 +101,8 @@ class _Planner:
         self._resolved: dict[str, Positions] = {}  # positions of a symbolic offset when this process first resolved it
         self._seen: dict[Key, Extents] = {}
         self._last: dict[tuple[Key, str | None], Extents] = {}  # by key and token, including those deleted since
+        self._reached: Positions = {}  # the end of the last batch
+        self._head_times = HeadTimes()
         self._batch_at = time.monotonic()
         self._has_cursor: set[Key] = set()
 
@@ -115,6 +118,7 @@ class _Planner:
         keys = list(known) if known and chosen.label is not None else await catalog.keys(chosen)
         extents_by_key = await catalog.extents(keys, skips_missing=skips_missing)
         self._seen = extents_by_key
+        self._head_times.note(time.monotonic(), self._heads(extents_by_key))
         self._last |= {(key, extents.token): extents for key, extents in extents_by_key.items()}
         return extents_by_key
 
@@ -171,8 +175,21 @@ class _Planner:
         return heads
 
     def head(self) -> dict[str, Any] | None:
-        """Return the end of everything that was readable at the last check."""
-        return Offset(self._heads(self._seen), tokens=_tokens(self._seen)).to_json() if self._seen else None
+        """Return the end of everything that was readable at the last check, and the lag behind it. Without IO."""
+        if not self._seen or self._lookup is None:
+            return None
+        heads = self._heads(self._seen)
+        left = [
+            run
+            for key, extents in self._seen.items()
+            for run in extents.runs(self._reached.get(key, extents.beginning), heads[key])
+        ]
+        lag = {
+            "rows": sum(run.count for run in left),
+            "bytes": sum(map(self._lookup.estimate, left)),
+            "seconds": round(self._head_times.behind_s(time.monotonic(), self._reached), 3),
+        }
+        return Offset(heads, tokens=_tokens(self._seen)).to_json() | {"lag": lag}
 
     async def prepare(self) -> None:
         """Record where this available-now run ends."""
@@ -193,8 +210,11 @@ class _Planner:
             await lookup.wait(self._seen.values(), self._settings.tail_wait)
             end = await planning.persistently(self._settings, lambda: self._latest(start, is_all))
         if end is None:
-            return start
-        self._batch_at = time.monotonic()
+            end = start
+        else:
+            self._batch_at = time.monotonic()
+        at = offsets.symbol(end)
+        self._reached = dict(offsets.parse(end).positions) if at is None else await self._begin(at)
         return end
 
     async def _latest(self, start: dict[str, Any], is_all: bool) -> dict[str, Any] | None:
@@ -270,11 +290,11 @@ class _Planner:
                 break
         return ends
 
-    async def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
+    async def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Return the tasks of a batch. The same batch always has the same rows."""
         return await planning.persistently(self._settings, lambda: self._partitions(start, end))
 
-    async def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
+    async def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         until = offsets.parse(end)
         begin = {} if offsets.symbol(start) is not None else offsets.parse(start).positions
         begin = {**begin, **until.origin}

@@ -1,4 +1,4 @@
-"""Tables about the cluster: option `table` = ledgers, fragments, replicas, bookies, manifests.
+"""Tables about the cluster: option `table` = ledgers, fragments, replicas, bookies, manifests, summary, lag.
 
 They are read from the metadata store, ranges of ledger ids in parallel; most fleet jobs begin with them. The list of
 ledgers is made when a query is planned. A row has the state of the store when its task reads it, and ledgers deleted
@@ -24,7 +24,22 @@ from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.fragments import fragments_to_check
 from bookies.spark.base import arrow, runtime
-from bookies.spark.base.options import metadata_uri, names_of, option, proper_names, size, values_of
+from bookies.spark.base.offsets import Offset
+from bookies.spark.base.options import (
+    URI,
+    metadata_uri,
+    names_of,
+    option,
+    proper_names,
+    read_password,
+    size,
+    values_of,
+)
+from bookies.spark.base.selection import SELECTIONS, Selection, selection
+from bookies.spark.base.settings import ReadOptions, settings
+from bookies.spark.read import lag_table, planning
+from bookies.spark.read.counts import summaries
+from bookies.spark.read.log_catalog import LogCatalog
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -94,7 +109,32 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "log_created": "TIMESTAMP",
         "epoch": "BIGINT",
     },
+    "lag": {
+        "log": "STRING",  # null for ledgers
+        "ledger_id": "BIGINT",  # null for logs
+        "cursor": "STRING",  # null for a checkpoint
+        "position": "STRING",  # of the next entry to handle; null: after the last extent, or of another log
+        "rows": "BIGINT",  # null where unknown
+        "bytes": "BIGINT",
+        "seconds": "DOUBLE",  # age of the next entry, by its timestamp
+        "processes": "ARRAY<STRING>",
+    },
+    "summary": {
+        "log": "STRING",  # null for ledgers
+        "ledger_id": "BIGINT",  # null for logs
+        "rows": "BIGINT",  # that a query with these options has, without gap rows
+        "gaps": "BIGINT",
+        "min_offset": "BIGINT",
+        "max_offset": "BIGINT",
+        "min_ledger_id": "BIGINT",
+        "max_ledger_id": "BIGINT",
+        "first_entry_id": "BIGINT",  # of the first row
+        "last_entry_id": "BIGINT",
+        "first_timestamp": "TIMESTAMP",
+        "last_timestamp": "TIMESTAMP",
+    },
 }
+SUMMARY, LAG = "summary", "lag"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +145,18 @@ class TableOptions:
     ledgers_per_partition: int = option("ledgersPerPartition", "ledgers that a task reads", size, "5000")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LagOptions(TableOptions):
+    """Options of the table `lag`."""
+
+    subscribe: str | None = option("subscribe", "logs: `orders,returns`")
+    pattern: str | None = option("subscribePattern", "logs whose whole name matches this regular expression")
+    checkpoint: str | None = option("checkpoint", "directory of a streaming query's checkpoint")
+
+
+_OPTIONS: Mapping[str, type] = {SUMMARY: ReadOptions, LAG: LagOptions}
+
+
 def schema(options: Mapping[str, str]) -> str:
     """Return the table's columns as Spark's DDL. Raises `InvalidArgument`."""
     return ", ".join(f"{name} {spark_type}" for name, spark_type in TABLES[_checked(options)["table"]].items())
@@ -112,7 +164,8 @@ def schema(options: Mapping[str, str]) -> str:
 
 def reader(options: Mapping[str, str], schema: Any) -> TableReader:
     """Return the table's reader. `schema`: from `schema(options)`, or the columns that the user chose."""
-    return TableReader(_checked(options), list(schema.names))
+    proper = _checked(options)
+    return _READERS.get(proper["table"], TableReader)(proper, list(schema.names))
 
 
 def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
@@ -120,23 +173,31 @@ def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    proper = proper_names(options, names_of(TableOptions))
-    proper["table"] = table = proper.get("table", "").strip().lower()
+    table = options["table"].strip().lower()
+    proper = proper_names(options, names_of(_OPTIONS.get(table, TableOptions))) | {"table": table}
     if table == "entrylogs":
         raise InvalidArgument("option table='entrylogs': bookies do not report their entry logs; use `bk inspect`")
     if table not in TABLES:
         raise InvalidArgument(f"option table={table!r}: there are entries, {', '.join(TABLES)}")
-    metadata_uri(proper)
+    if table != SUMMARY:  # Otherwise `settings` checks it: it may be that of a namespace.
+        metadata_uri(proper)
     return proper
 
 
 class TablePartition(InputPartition):
-    """Part of a table. `ids`: ranges of ledger ids; `names`: names of logs."""
+    """Part of a table. `ids`: ranges of ledger ids; `names`: names of logs; `query`: what a streaming query has read.
 
-    def __init__(self, ids: Sequence[range] = (), names: Sequence[str] = ()) -> None:
+    `password`: of the ledgers, if the table needs it.
+    """
+
+    def __init__(
+        self, ids: Sequence[range] = (), names: Sequence[str] = (), query: Offset | None = None, password: bytes = b""
+    ) -> None:
         super().__init__(None)
         self.ids = tuple(ids)
         self.names = tuple(names)
+        self.query = query
+        self.password = password
 
 
 class TableReader(DataSourceReader):
@@ -149,7 +210,7 @@ class TableReader(DataSourceReader):
                 raise InvalidArgument(
                     f"table {self._table} has no column {name!r}; there are {', '.join(TABLES[self._table])}"
                 )
-        self._uri = metadata_uri(options)
+        self._uri = options.get(URI, "")
         self._count = TableOptions(**values_of(TableOptions, options)).ledgers_per_partition
 
     def partitions(self) -> list[TablePartition]:
@@ -183,6 +244,49 @@ class TableReader(DataSourceReader):
                 yield _packed(waiting, columns)
 
         yield from runtime.worker().iterate(batches, lambda batch: int(batch.nbytes), AHEAD)
+
+
+class LagReader(TableReader):
+    """Reader of the table `lag`."""
+
+    def __init__(self, options: dict[str, str], columns: list[str]) -> None:
+        super().__init__(options, columns)
+        chosen = LagOptions(**values_of(LagOptions, options))
+        self._password, self._checkpoint = read_password(options), chosen.checkpoint
+        named = [name for name in SELECTIONS if name in options]
+        if chosen.checkpoint is not None and named:
+            raise InvalidArgument(f"option {named[0]}: the checkpoint tells what its query reads; leave it out")
+        self._selection = selection(options) if named else Selection(pattern=".*")
+
+    async def _listed(self) -> list[TablePartition]:
+        if self._checkpoint is not None:
+            query = await runtime.worker().files().run(lag_table.reached, self._checkpoint)
+            return [TablePartition(query=query, password=self._password)]
+        async with runtime.worker().new_client(self._uri) as client:
+            names = [str(key) for key in await LogCatalog(client, self._password).keys(self._selection)]
+            if self._selection.pattern is None:
+                for name in names:
+                    await client.log(name).manifest()  # Raises `LogNotFound`.
+        parts = [names[at : at + LOGS_PER_PARTITION] for at in range(0, len(names), LOGS_PER_PARTITION)]
+        return [TablePartition(names=part, password=self._password) for part in parts]
+
+
+class SummaryReader(TableReader):
+    """Reader of the table `summary`."""
+
+    def __init__(self, options: dict[str, str], columns: list[str]) -> None:
+        super().__init__(options, columns)
+        self._settings = settings(options, is_stream=False)
+
+    def partitions(self) -> list[TablePartition]:
+        return [TablePartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        rows = runtime.worker().run(planning.persistently(self._settings, lambda: summaries(self._settings)))
+        yield _packed(rows, arrow_schema(self._table, self._columns))
+
+
+_READERS: Mapping[str, type[TableReader]] = {SUMMARY: SummaryReader, LAG: LagReader}
 
 
 def _packed(rows: Sequence[Row], columns: pa.Schema) -> pa.RecordBatch:
@@ -288,7 +392,16 @@ async def _manifests(client: Client, partition: TablePartition) -> AsyncGenerato
         ]
 
 
+async def _lag(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
+    if partition.query is not None:
+        async for rows in lag_table.query_rows(client, partition.query, partition.password):
+            yield rows
+    for name in partition.names:
+        yield await lag_table.consumer_rows(client, name, partition.password)
+
+
 _ROWS = {
+    "lag": _lag,
     "ledgers": _ledgers,
     "fragments": _fragments,
     "replicas": _replicas,

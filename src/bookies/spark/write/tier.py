@@ -10,7 +10,6 @@ ledger's record names it; otherwise it is a lost attempt. All calls block. Sourc
 
 from __future__ import annotations
 
-import os
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
@@ -24,11 +23,13 @@ from msgspec import Struct, to_builtins
 
 from bookies.client.base import EntryBatch
 from bookies.client.read.offloaded import INDEX, Group, Index, content_of, entries_of
-from bookies.errors import InvalidArgument, ReadFailed
+from bookies.errors import ReadFailed
 from bookies.kernels import crc32c, digest
 from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.protocol.ledger.offload import Content
 from bookies.spark.base import arrow
+from bookies.spark.base.files import absolute as absolute
+from bookies.spark.base.files import system_of as system_of
 
 GROUP_SIZE = 8 << 20  # bytes of payload: read even for a single entry
 FILE_SIZE_MAX = 512 << 20
@@ -68,24 +69,6 @@ class Part(Struct, frozen=True):
     def from_json(cls, content: dict[str, Any]) -> Part:
         groups = tuple(Group(**group) for group in content["groups"])
         return cls(content["file"], content["size"], groups, Content(**content["content"]))
-
-
-def absolute(uri: str) -> str:
-    """Return a directory as a URI or an absolute path. Raises `InvalidArgument`."""
-    uri = uri.rstrip("/") or "/"
-    if "://" not in uri:
-        uri = os.path.abspath(uri)
-    try:
-        pa.fs.FileSystem.from_uri(uri)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise InvalidArgument(f"{uri!r} is not a directory that Arrow can use: {error}") from error
-    return uri
-
-
-def system_of(uri: str) -> tuple[Any, str]:
-    """Return the file system, and the path in it."""
-    system, path = pa.fs.FileSystem.from_uri(uri)
-    return system, path
 
 
 def table_of(batch: EntryBatch) -> pa.Table:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from bookies.errors import InvalidArgument
-from bookies.spark.jobs.exported import MANIFEST, MARK, claim, is_there, leave, listed, write_manifest
+from bookies.spark.jobs.exported import MANIFEST, MARK, claim, digest_of, is_there, leave, listed, write_manifest
 from bookies.spark.jobs.importing import files_of
+from bookies.spark.write import tier
 
 FRIDAY = {"run": "friday", "cluster": "one", "source": "orders", "format": "text"}
 
@@ -52,9 +53,24 @@ def test_the_same_run_replaces_its_own_files_and_no_others(tmp_path: pathlib.Pat
     export(tmp_path, "part-0.txt")
     assert visible(tmp_path) == ["README.txt", "part-0.txt"]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["README.txt", MANIFEST, "part-0.txt"]
-    assert is_there(str(tmp_path), "part-0.txt", 4)
-    assert not is_there(str(tmp_path), "part-0.txt", 5)
-    assert not is_there(str(tmp_path), "part-1.txt", 4)
+    assert is_there(str(tmp_path), "part-0.txt", {"file_size": 4})
+    assert not is_there(str(tmp_path), "part-0.txt", {"file_size": 5})
+    assert not is_there(str(tmp_path), "part-1.txt", {"file_size": 4})
+
+
+def test_a_file_of_the_same_size_with_another_content_is_found(tmp_path: pathlib.Path) -> None:
+    claim(str(tmp_path), FRIDAY)
+    system, path = tier.system_of(str(tmp_path))
+    described = write(tmp_path, "part-0.txt")
+    described["sha256"], size = digest_of(system, f"{path}/part-0.txt")
+    assert size == 4
+    write_manifest(str(tmp_path), FRIDAY, is_envelope=False, files=[described])
+    assert listed(str(tmp_path)) == [("part-0.txt", 4)]
+    assert is_there(str(tmp_path), "part-0.txt", described)
+    write(tmp_path, "part-0.txt", "two\n")
+    assert not is_there(str(tmp_path), "part-0.txt", described)
+    with pytest.raises(InvalidArgument, match=r"part-0\.txt has another SHA-256 than _manifest\.json lists: export"):
+        listed(str(tmp_path))
 
 
 def test_an_attempt_that_brought_nothing_leaves_nothing(tmp_path: pathlib.Path) -> None:

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
-from bookies.errors import LedgerNotFound
+from bookies.errors import BookieUnreachable, BookKeeperError, LedgerNotFound, NotEnoughBookies, ReplicationFailed
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import Step
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, log_segments, migration
 from bookies.protocol.log.log_model import Extent
 from bookies.protocol.log.migration import origin_of
-from bookies.spark.jobs.migrate import _swapped
+from bookies.spark.jobs.migrate import _naming, _swapped
 
 CLUSTER = "old"
 
@@ -102,3 +102,21 @@ def test_a_long_list_comes_in_parts_with_segments_of_its_own(monkeypatch: pytest
         assert await read(target) == [b"%d" % number for number in range(500, 525)]
 
     play(main, bookie_count=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (NotEnoughBookies("needs 3"), "target cluster: needs 3"),
+        (BookieUnreachable("is down", bookie="b1"), "target cluster: is down (bookie b1)"),
+        (ReplicationFailed("the source's entries differ"), "the source's entries differ"),
+        (ReplicationFailed("ledger 7 of the target has 3 entries"), "ledger 7 of the target has 3 entries"),
+        (LedgerNotFound("it was deleted"), "it was deleted"),
+    ],
+)
+def test_errors_of_bookies_name_the_cluster_once(error: BookKeeperError, named: str) -> None:
+    with pytest.raises(type(error)) as caught, _naming("target"):
+        raise error
+    assert str(caught.value) == named
+    with pytest.raises(BookieUnreachable, match="source cluster: is down"), _naming("target"), _naming("source"):
+        raise BookieUnreachable("is down")

@@ -218,7 +218,7 @@ def execute(
     left = [item for item in items if item.name not in finished]
     cores = config.processes or spark.sparkContext.defaultParallelism
     tasks = pack(left, task_size=config.task_size, tasks_max=config.tasks_max, tasks_min=2 * cores)
-    plan = estimate(tasks, cores=cores, bytes_per_s=config.bytes_per_s)
+    plan = estimate(name, tasks, cores=cores, bytes_per_s=config.bytes_per_s)
     skipped = len(items) - len(left)
     if config.mode == PLAN:
         return Run(config, plan, skipped, spark.createDataFrame(_work_table(tasks)))

@@ -28,6 +28,13 @@ class Begun(Struct, frozen=True):
     is_kept: bool = True
 
 
+def rest_s(done: int, total: int, passed_s: float, forecast_s: float) -> float | None:
+    """Return the seconds that are left: by the tasks that are done, before that by the forecast; None: unknown."""
+    if done:
+        return (total - done) * passed_s / done
+    return forecast_s - passed_s if passed_s < forecast_s else None
+
+
 class Progress:
     """Progress display of the Spark jobs of one run, as a context manager. Interrupting the block cancels the jobs."""
 
@@ -82,8 +89,9 @@ class Progress:
                 continue
             printed = now
             done, total = self._tasks()
-            left = f", {duration_text((total - done) * (now - begin) / done)} left" if done else ""
-            text = f"  {self._run.name}: {done:,} of {total:,} tasks, {duration_text(now - begin)}{left}"
+            left = rest_s(done, total, now - begin, self._run.plan.seconds)
+            rest = "" if left is None else f", {duration_text(left)} left"
+            text = f"  {self._run.name}: {done:,} of {total:,} tasks, {duration_text(now - begin)}{rest}"
             if is_terminal:
                 sys.stderr.write("\r" + text.ljust(self._width))
                 sys.stderr.flush()

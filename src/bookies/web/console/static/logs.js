@@ -1,7 +1,7 @@
 // Logs: their ledgers, and cursors with their lag.
 
 import { API, get, settled } from "./api.js";
-import { count, facts, h, moment, part, plural, section, since, size, state, table } from "./dom.js";
+import { count, duration, facts, h, moment, part, plural, section, since, size, state, table } from "./dom.js";
 import { field, filterForm, pager, readPage } from "./paging.js";
 
 const SHOWN_MAX = 200; // ledgers of a log
@@ -22,7 +22,9 @@ const entriesOf = (extent) => (extent.last === null ? null : Math.max(0, extent.
 function lag(row) {
   if (row.is_truncated) return state("truncated: its next entry is deleted", "bad");
   if (row.entries_behind === null) return state("unknown: the end of the open ledger cannot be read here", "unknown");
-  return row.entries_behind ? plural(row.entries_behind, "entry", "entries") : state("at the end", "ok");
+  if (!row.entries_behind) return state("at the end", "ok");
+  const age = row.seconds_behind === null ? "" : `, ${duration(row.seconds_behind)} old`;
+  return `${plural(row.entries_behind, "entry", "entries")}, ${size(row.bytes_behind)}${age}`;
 }
 
 export const one = {

@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookies.spark.jobs.shared.packing import ITEM_OVERHEAD, Item, estimate, pack
+from bookies.spark.jobs.shared.packing import (
+    CORE_RATE,
+    CORE_RATES,
+    ITEM_OVERHEAD,
+    START_S,
+    Item,
+    estimate,
+    pack,
+    seconds_of,
+)
 
 ITEMS = st.lists(
     st.tuples(st.integers(0, 1 << 30), st.lists(st.sampled_from("abcd"), max_size=3, unique=True)), max_size=60
@@ -48,8 +57,18 @@ def test_tasks_that_run_at_once_begin_on_different_bookies() -> None:
 
 def test_an_estimate_is_that_of_the_slowest() -> None:
     tasks = [[Item("x", 600, ("a", "b", "c")), Item("y", 100, ("a",))]]
-    plan = estimate(tasks, cores=1, bytes_per_s=100.0)
+    plan = estimate("scrub", tasks, cores=1, bytes_per_s=100.0)
     assert (plan.items, plan.tasks, plan.size) == (2, 1, 700)
     assert plan.by_bookie == {"a": 300, "b": 200, "c": 200}
-    assert plan.seconds == 3.0
+    assert plan.seconds == START_S + 3.0
     assert tasks[0][0].cost == 600 + ITEM_OVERHEAD
+
+
+def test_an_estimate_counts_the_start_the_cores_that_work_and_what_the_job_does() -> None:
+    tasks = [[Item(f"i{at}", int(CORE_RATE))] for at in range(2)]
+    assert estimate("scrub", tasks, cores=8, bytes_per_s=None).seconds == START_S + 1.0
+    assert estimate("scrub", tasks, cores=1, bytes_per_s=None).seconds == START_S + 2.0
+    assert estimate("scrub", [], cores=8, bytes_per_s=None).seconds == 0.0
+    for job, rate in CORE_RATES.items():
+        assert rate < CORE_RATE
+        assert seconds_of(job, int(rate), 1, 8) == START_S + 1.0

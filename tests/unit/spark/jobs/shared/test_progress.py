@@ -9,7 +9,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from bookies.spark.jobs.shared.failures import plain_errors
 from bookies.spark.jobs.shared.packing import Estimate
-from bookies.spark.jobs.shared.progress import Begun, Progress
+from bookies.spark.jobs.shared.progress import Begun, Progress, rest_s
 
 
 class Context:
@@ -44,6 +44,13 @@ def test_an_interruption_says_what_becomes_of_the_run(has_java: bool, capsys: An
         raise KeyboardInterrupt
     assert "finished items are kept: repeat it with run id x" in capsys.readouterr().err
     assert spark.sparkContext.calls == ["begin", "cancel", *(["clear"] if has_java else [])]
+
+
+def test_what_is_left_is_known_by_tasks_and_before_by_the_forecast() -> None:
+    assert rest_s(0, 4, 2.0, 10.0) == 8.0
+    assert rest_s(0, 4, 11.0, 10.0) is None
+    assert rest_s(1, 4, 11.0, 10.0) == 33.0
+    assert rest_s(4, 4, 40.0, 10.0) == 0.0
 
 
 def test_an_error_of_an_interrupted_call_is_an_interruption() -> None:
