@@ -164,6 +164,7 @@ ABOUT_SEVERAL_MODULES = {
     "spark/jobs/test_work.py",
     "spark/jobs/test_work_lists.py",
     "storage/test_format_docs.py",
+    "test_deploy.py",
     "test_docs.py",
     "test_observe.py",
     "test_release.py",

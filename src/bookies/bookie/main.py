@@ -23,7 +23,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from bookies.bookie.identity import check_identity, identity
+from bookies.bookie.identity import ANY_BOOKIE, check_identity, identity
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig, validate
 from bookies.errors import (
@@ -91,7 +91,7 @@ async def _main(
     surroundings = contextlib.AsyncExitStack()
     await surroundings.enter_async_context(manager.alive())
     try:
-        driver = connect(metadata_uri, runtime, lease_ms=config.lease_ms)
+        driver = connect(metadata_uri, runtime, lease_ms=config.lease_ms, may_create=ANY_BOOKIE in config.new_bookies)
         await driver.open()
     except (BookKeeperError, OSError) as error:
         await surroundings.aclose()
