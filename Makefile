@@ -174,7 +174,7 @@ release: $(VENV)/.release
 image: $(VENV)/.release
 	@$(BIN)/python release/image.py
 
-# Every combination of the chart's switches; needs helm. ARGS: --write, --schemas DIR, --score, --server.
+# Every combination of the chart's switches; needs helm. ARGS: --write, --openapi FILE, --score, --server.
 chart: $(VENV)/.dev
 	@$(BIN)/python -m tests.deploy.chart $(ARGS)
 

@@ -1,6 +1,7 @@
 """Render every combination of the chart's switches and check it: `make chart`. `--write` renders deploy/kubernetes.
 
-Needs `helm`. `--schemas DIR`: kubeconform with the schemas there. `--score`: kube-score. `--server`: the API server of
+Needs `helm`. `--openapi FILE`: kubeconform with the schemas of Kubernetes' `swagger.json`, which is in
+its Go module. `--score`: kube-score. `--server`: the API server of
 kubectl's context accepts every object (`--dry-run=server`).
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,7 +37,12 @@ SWITCHES: tuple[tuple[dict[str, Any], ...], ...] = (
         {"bookie.spread": "required", "bookie.updateStrategy": "RollingUpdate"},
         {"bookie.zones": [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 1}], "bookie.region": "r"},
     ),
+    ({"recovery.replicas": 0, "settings.bookie": {"auto_recovery": True}}, {"recovery.replicas": 2}),
+    ({"gateway.replicas": 0}, {"gateway.replicas": 2, "gateway.names": ["bk.example.org"]}),
+    ({"drain.enabled": False}, {"drain.rate": 33554432}),
+    # Switches of which each adds a part of its own: none, the defaults, all.
     (
+        {"networkPolicy.enabled": False},
         {},
         {
             "bookie.ledgers": [{"size": "1Gi"}, {"size": "2Gi", "storageClass": "fast"}],
@@ -42,31 +50,20 @@ SWITCHES: tuple[tuple[dict[str, Any], ...], ...] = (
             "bookie.priorityClassName": "high",
             "bookie.nodeSelector": {"disk": "nvme"},
             "bookie.tolerations": [{"key": "bookies", "operator": "Exists"}],
-        },
-    ),
-    ({"recovery.replicas": 0, "settings.bookie": {"auto_recovery": True}}, {"recovery.replicas": 2}),
-    ({"gateway.replicas": 0}, {"gateway.replicas": 2, "gateway.names": ["bk.example.org"]}),
-    ({"drain.enabled": False}, {"drain.rate": 33554432}),
-    (
-        {"networkPolicy.enabled": False},
-        {},
-        {
             "networkPolicy.egress": [{"ports": [{"port": 2181}]}],
             "networkPolicy.clients": [{"namespaceSelector": {}}],
             "networkPolicy.monitoring": [{"namespaceSelector": {}}],
-        },
-    ),
-    (
-        {},
-        {
             "monitoring.serviceMonitor": True,
             "monitoring.rules": True,
             "monitoring.dashboards": True,
             "monitoring.labels": {"release": "p"},
             "monitoring.tokenSecret": "bk-token",
+            "metadata.secret": "bk-store",
+            "podLabels": {"a": "b"},
+            "podAnnotations": {"c": "d"},
+            "image.pullSecrets": [{"name": "r"}],
         },
     ),
-    ({}, {"metadata.secret": "bk-store", "podLabels": {"a": "b"}, "image.pullSecrets": [{"name": "r"}]}),
 )
 FILES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "bookies.yaml": (PLAIN, ("--no-hooks",)),
@@ -74,8 +71,12 @@ FILES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         PLAIN | {"initialize": True},
         ("--show-only", "templates/initialize.yaml", "--show-only", "templates/config.yaml"),
     ),
-    "drain.yaml": (PLAIN | {"bookie.replicas": 3}, ("--show-only", "templates/drain.yaml")),
 }
+KINDS = (
+    *("ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"),
+    "StatefulSet",
+)
+NOT_OF_KUBERNETES = ("Certificate", "PrometheusRule", "ServiceMonitor")  # no schema is at hand
 REFUSED = {
     "metadata.uri is empty": {"insecure": True},
     "no TLS": {"metadata.uri": "x"},
@@ -116,6 +117,21 @@ def combinations() -> Iterator[dict[str, Any]]:
             yield values
 
 
+def write_schemas(openapi: str, directory: str) -> None:
+    """Write a schema for each kind of object, in which unknown fields are mistakes."""
+    definitions = json.loads(pathlib.Path(openapi).read_text())["definitions"]
+    for name, schema in definitions.items():
+        if schema.get("format") == "int-or-string" or name.endswith("resource.Quantity"):
+            definitions[name] = {"type": ["string", "number"]}
+        elif "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    for schema in [*definitions.values()]:
+        for group in schema.get("x-kubernetes-group-version-kind", ()):
+            if group["version"] == "v1" and group["kind"] in KINDS:
+                text = json.dumps(schema | {"definitions": definitions})
+                pathlib.Path(directory, f"{group['kind'].lower()}.json").write_text(text)
+
+
 def tool(words: Sequence[str], text: str, where: str) -> list[str]:
     """Run a checker on a rendered chart. Return its complaint, if it has one."""
     done = subprocess.run(words, input=text, capture_output=True, text=True)
@@ -135,43 +151,50 @@ def main() -> int:
     """Check the chart and the manifests. Return 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="render deploy/kubernetes")
-    parser.add_argument("--schemas", help="directory with schemas for kubeconform")
+    parser.add_argument("--openapi", help="swagger.json of Kubernetes, for kubeconform")
     parser.add_argument("--score", action="store_true", help="ask kube-score")
     parser.add_argument("--server", action="store_true", help="ask the API server of kubectl's context")
     arguments = parser.parse_args()
-    found: list[str] = []
+    with tempfile.TemporaryDirectory() as schemas:
+        if arguments.openapi:
+            write_schemas(arguments.openapi, schemas)
+        found = list(findings(arguments, schemas if arguments.openapi else ""))
+    print("\n".join(found) or "no problem")
+    return int(bool(found))
+
+
+def findings(arguments: argparse.Namespace, schemas: str) -> Iterator[str]:
+    """Yield what is wrong. `schemas`: directory with schemas for kubeconform, if it is asked."""
     for name in FILES:
         path, text = KUBERNETES / name, written(name)
         if arguments.write:
             path.write_text(text)
         elif path.read_text() != text:
-            found.append(f"{path} is not what the chart renders: make chart ARGS=--write")
+            yield f"{path} is not what the chart renders: make chart ARGS=--write"
+        yield from (
+            tool(["kubectl", "apply", "--server-side", "--dry-run=server", "-f", "-"], text, name)
+            if (arguments.server)
+            else ()
+        )
+    if arguments.score:
+        yield from tool(["kube-score", "score", "-"], written("bookies.yaml"), "bookies.yaml")
     for message, values in REFUSED.items():
         try:
             render(values)
-            found.append(f"the chart accepts {values}")
+            yield f"the chart accepts {values}"
         except RuntimeError as error:
-            found += [] if message in str(error) else [f"{values}: {error}"]
+            yield from [] if message in str(error) else [f"{values}: {error}"]
     number = 0
     for number, values in enumerate(combinations(), 1):
         text = render(values)
-        found += [f"{values}: {problem}" for problem in problems(documents(text))]
-        if arguments.schemas:
-            location = f"{arguments.schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
-            words = ["kubeconform", "-strict", "-schema-location", location, "-skip"]
-            found += tool([*words, "ServiceMonitor,PrometheusRule,Certificate"], text, str(values))
-        if number % 100 == 0:
-            print(f"{number} combinations, {len(found)} problems", flush=True)
-    text = written("bookies.yaml")
-    if arguments.score:
-        # Pods get another uid range by value; a limit of the processor is the operator's choice.
-        found += tool(["kube-score", "score", "-"], text, "bookies.yaml")
-    if arguments.server:
-        for name in FILES:
-            words = ["kubectl", "apply", "--server-side", "--dry-run=server", "-f", "-"]
-            found += tool(words, written(name), name)
-    print("\n".join(found) or f"{number} combinations, no problem")
-    return int(bool(found))
+        yield from (f"{values}: {problem}" for problem in problems(documents(text)))
+        if schemas:
+            location = f"{schemas}/{{{{.ResourceKind}}}}.json"
+            words = ["kubeconform", "-strict", "-schema-location", location, "-skip", ",".join(NOT_OF_KUBERNETES)]
+            yield from tool(words, text, str(values))
+        if number % 50 == 0:
+            print(f"{number} combinations", flush=True)
+    print(f"{number} combinations rendered")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import re
 from typing import Any
 
@@ -19,7 +20,7 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_manifests_agree_with_the_product(path: Any) -> None:
+def test_manifests_agree_with_the_product(path: pathlib.Path) -> None:
     objects = documents(path.read_text())
     assert objects
     assert not list(agreement.problems(objects))

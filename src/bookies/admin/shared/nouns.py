@@ -41,7 +41,8 @@ COMMANDS = {
     "bookie": (
         "bookies.admin.commands.bookie",
         "run, init, list, show, test, drain, maintenance, balance, state, settings, disks, owed, read-only, "
-        "read-write, space, gc, compact, orphans, undelete, why-not-deleted, scrub, recover, rename, repair, convert, format",
+        "read-write, space, gc, compact, orphans, undelete, why-not-deleted, scrub, recover, rename, repair, convert, "
+        "format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",
