@@ -46,10 +46,10 @@ def test_images_make_no_bookie_by_themselves(path: str) -> None:
 
 
 def test_new_bookies_and_clusters_need_a_wish() -> None:
-    [new] = [each for each in read("bookies.yaml") if each["metadata"]["name"] == "bk-new"]
+    [new] = [each for each in read("bookies.yaml") if each["metadata"]["name"] == "log-new"]
     assert new["data"] == {"new_bookies": ""}
-    [new] = [each for each in read("initialize.yaml") if each["metadata"]["name"] == "bk-new"]
-    assert new["data"] == {"new_bookies": "bk-bookie-0,bk-bookie-1,bk-bookie-2"}
+    [new] = [each for each in read("initialize.yaml") if each["metadata"]["name"] == "log-new"]
+    assert new["data"] == {"new_bookies": "log-bookie-0,log-bookie-1,log-bookie-2"}
 
 
 def changed(path: str, value: Any) -> list[str]:
@@ -70,9 +70,9 @@ CONTAINER = "template/spec/containers/0"
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (f"{CONTAINER}/args", ["bookie", "walk"], "StatefulSet bk-bookie: bk bookie walk: "),
-        (f"{CONTAINER}/args", ["book", "run"], "StatefulSet bk-bookie: bk book: no such command"),
-        (f"{CONTAINER}/env/0/name", "BK_BOOKIE_NAME", "StatefulSet bk-bookie: no setting BK_BOOKIE_NAME"),
+        (f"{CONTAINER}/args", ["bookie", "walk"], "StatefulSet log-bookie: bk bookie walk: "),
+        (f"{CONTAINER}/args", ["book", "run"], "StatefulSet log-bookie: bk book: no such command"),
+        (f"{CONTAINER}/env/0/name", "BK_BOOKIE_NAME", "StatefulSet log-bookie: no setting BK_BOOKIE_NAME"),
         (f"{CONTAINER}/livenessProbe/httpGet/path", "/healthz", "livenessProbe asks /healthz, not /livez"),
         (f"{CONTAINER}/readinessProbe/httpGet/port", "https", "readinessProbe has no port"),
         (f"{CONTAINER}/securityContext/readOnlyRootFilesystem", False, "may write to its root"),
@@ -98,4 +98,4 @@ def test_what_the_check_finds_in_a_compose_file_and_in_settings() -> None:
     [found_setting] = agreement.problems([settings])
     assert "c/bk.toml:2: " in found_setting
     assert "port" in found_setting
-    assert not command_problem(["bookie", "drain", "bk-bookie", "--beyond=3", "--remove"])
+    assert not command_problem(["bookie", "drain", "log-bookie", "--beyond=3", "--remove"])
