@@ -2,7 +2,7 @@
 
 There are two layers: files of Debian packages, which `apt-get download` fetches and whose scripts never run; and the
 wheel of this checkout with its dependencies. There is no shell in it. One commit and one set of packages give the same
-bytes. Needs Debian's apt, and the CPython that Debian has (`PYTHON`).
+bytes. Needs Debian's apt and binutils, and the CPython that Debian has (`PYTHON`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import marshal
 import os
 import pathlib
 import re
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -35,7 +36,9 @@ DEBIAN = (
     *("python3.11-minimal", "zlib1g"),
 )
 # Of these packages: paths that the image needs, and what it leaves out of them.
-KEPT = re.compile(r"(usr/(bin/python3|lib/|lib64/|share/(doc/[^/]+/copyright$|ca-certificates/))|etc/(os-release|ssl/))")
+KEPT = re.compile(
+    r"(usr/(bin/python3|lib/|lib64/|share/(doc/[^/]+/copyright$|ca-certificates/))|etc/(os-release|ssl/))"
+)
 LEFT_OUT = re.compile(
     r"usr/lib/[^/]+/(gconv|perl|audit)/|.*/(test|tests|idlelib|tkinter|lib2to3|ensurepip|pydoc_data|config-[^/]*)/"
     r"|.*/(_tkinter|nis|readline|_curses\w*|_dbm|_gdbm|_test\w+|_xxtestfuzz)\.cpython|.*\.(pyx|pxd|pxi|c|h|a|pyc|whl)$"
@@ -98,7 +101,12 @@ def _compiled(source: bytes, path: str) -> bytes:
     except SyntaxError as error:
         raise Problem(f"{path} is no module of {PYTHON}: {error}") from error
     # PEP 552: the flags 0b01 are an unchecked hash.
-    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source) + marshal.dumps(code)
+    return (
+        importlib.util.MAGIC_NUMBER
+        + (1).to_bytes(4, "little")
+        + importlib.util.source_hash(source)
+        + marshal.dumps(code)
+    )
 
 
 def debian(layer: Layer, place: pathlib.Path) -> list[dict[str, str]]:
@@ -254,6 +262,8 @@ def main() -> int:
     try:
         if f"python3.{sys.version_info[1]}" != PYTHON:
             raise Problem(f"the image has Debian's {PYTHON}, so that must build it: make image PYTHON={PYTHON}")
+        if missing := [tool for tool in ("apt-get", "dpkg-deb", "objdump") if shutil.which(tool) is None]:
+            raise Problem(f"needs {', '.join(missing)}: Debian 12 with apt and binutils")
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
         revision = run("git", "rev-parse", "HEAD").strip()
         epoch = max(EPOCH_MIN, int(run("git", "log", "-1", "--format=%ct")))
@@ -265,8 +275,8 @@ def main() -> int:
             rows = debian(base, places[0]) + application(own, places[1], epoch)
         both = Layer()
         both.files, both.links = base.files | own.files, base.links
-        if missing := sorted(missing_libraries(both)):
-            raise Problem(f"the image lacks libraries: {', '.join(missing)}")
+        if lacking := sorted(missing_libraries(both)):
+            raise Problem(f"the image lacks libraries: {', '.join(lacking)}")
         layers = {
             "Debian packages": base.packed(epoch),
             "bookies": own.packed(epoch, {DATA: (USER, 0o770), "tmp": (0, 0o1777)}),

@@ -166,6 +166,7 @@ ABOUT_SEVERAL_MODULES = {
     "storage/test_format_docs.py",
     "test_deploy.py",
     "test_docs.py",
+    "test_image.py",
     "test_observe.py",
     "test_release.py",
     "web/data/test_refusals.py",
