@@ -14,7 +14,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-ledgers bench-zones example spark-cluster docs dist release clean
+.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-ledgers bench-zones example spark-cluster docs dist release image chart clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -169,6 +169,14 @@ dist: $(VENV)/.release
 release: $(VENV)/.release
 	@$(if $(VERSION),,echo "which version? make release VERSION=0.1.0" && exit 2)
 	@$(BIN)/python release/packages.py release $(VERSION)
+
+# An image without a daemon, into dist; from Debian's packages (apt), so on Debian 12 and with its Python.
+image: $(VENV)/.release
+	@$(BIN)/python release/image.py
+
+# Every combination of the chart's switches; needs helm. ARGS: --write, --openapi FILE, --score, --server.
+chart: $(VENV)/.dev
+	@$(BIN)/python -m tests.deploy.chart $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist .cache .coverage .mypy_cache .ruff_cache .pytest_cache

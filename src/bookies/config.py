@@ -143,6 +143,11 @@ class BookieConfig(HttpConfig):
     allow_storage_expansion: bool = setting(
         False, "accept empty directories, listed after the others, as new ledger or index directories"
     )
+    new_bookies: tuple[str, ...] = setting(
+        ("*",),
+        "ids that may become new bookies on empty directories; *: any, and the first one creates the cluster; empty: "
+        "none but by `bk bookie init`",
+    )
     lost_directories: tuple[str, ...] = setting(
         (), "directories whose content is lost: start without it, and fetch it from other bookies"
     )

@@ -26,6 +26,7 @@ from bookies.storage.identity.admission import Decision
 from bookies.storage.identity.index_kind import check_kind
 from bookies.storage.identity.lost_directories import Uses
 
+ANY_BOOKIE = "*"  # of `new_bookies`
 _ANY_HOST = ("", "0.0.0.0", "::")
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
 
@@ -94,13 +95,15 @@ async def admit(
     """
     bookie_id, directories = BookieId(identity(config)), cookie.directories_of(config)
     _check_disks(disk, config, events)
-    instance_id = await _cluster_of(disk, bookie_id, driver, directories)
+    instance_id = await _cluster_of(disk, config, driver, directories)
     stored_cookies: dict[str, tuple[bytes, int]] = {}
     for name in identities(config):
         try:
             stored_cookies[name] = await driver.read_cookie(BookieId(name))
         except CookieNotFound:
             continue
+    if not stored_cookies:
+        _check_may_be_new(disk, config, driver.uri, directories)
     *others, stored = stored_cookies or (None,)
     master = cookie.master_cookie(config, bookie_id, instance_id)
     data = None if stored is None else stored_cookies[stored][0]
@@ -177,9 +180,22 @@ def _uses(disk: Disk, config: BookieConfig, bookie_id: BookieId, directories: Se
         raise CookieMismatch(f"cannot start bookie {bookie_id}: {error.message}") from error
 
 
-async def _cluster_of(disk: Disk, bookie_id: str, driver: MetadataDriver, directories: list[str]) -> str:
+def _check_may_be_new(disk: Disk, config: BookieConfig, uri: str, directories: Sequence[str]) -> None:
+    """Raise CookieMismatch if the settings do not let this bookie become a new one, and its directories are empty."""
+    bookie_id = BookieId(identity(config))
+    if ANY_BOOKIE in config.new_bookies or bookie_id in config.new_bookies:
+        return
+    if all(admission.state_of(disk, bookie_id, directory).is_empty for directory in directories):
+        raise CookieMismatch(
+            f"cannot start bookie {bookie_id}: it would be a new one, because {uri} has no cookie of it and "
+            f"{', '.join(dict.fromkeys(directories))} hold no data, and new_bookies does not name it. Nothing was "
+            "changed. If it had data, mount its disks and name its metadata store. If it is new: `bk bookie init`"
+        )
+
+
+async def _cluster_of(disk: Disk, config: BookieConfig, driver: MetadataDriver, directories: list[str]) -> str:
     """Return the cluster's instance id. Creates a cluster if there is none and no directory belongs to another."""
-    instance_id = await driver.instance_id()
+    bookie_id, instance_id = BookieId(identity(config)), await driver.instance_id()
     if instance_id is not None:
         return instance_id
     for directory in directories:
@@ -189,6 +205,12 @@ async def _cluster_of(disk: Disk, bookie_id: str, driver: MetadataDriver, direct
                 f"cannot start bookie {bookie_id}: {directory} belongs to a cluster, but there is none at "
                 f"{driver.uri}. Nothing was changed. Name the cluster's metadata with --metadata"
             )
+    if ANY_BOOKIE not in config.new_bookies:
+        raise CookieMismatch(
+            f"cannot start bookie {bookie_id}: there is no cluster at {driver.uri}, and new_bookies does not let a "
+            "bookie create one. Nothing was changed. Name the cluster's metadata store. If the cluster is new: "
+            "`bk metadata init`"
+        )
     return await driver.initialize_cluster()
 
 

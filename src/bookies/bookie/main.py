@@ -19,11 +19,12 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from bookies.bookie.identity import check_identity, identity
+from bookies.bookie.identity import ANY_BOOKIE, check_identity, identity
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig, validate
 from bookies.errors import (
@@ -42,6 +43,7 @@ from bookies.runtime.service_manager import ServiceManager, service_manager
 from bookies.settings import Layer
 
 TIDY_AFTER_S = 1.0  # serving; the import takes some 20 ms, which a start need not wait for
+OPEN_FILES = 65_536
 STDERR = 2
 BESIDE_S = 10.0  # for tasks beside a bookie, to end
 EXIT_OK, EXIT_CONFIG, EXIT_INTERNAL, EXIT_METADATA, EXIT_STORAGE = 0, 1, 2, 4, 5
@@ -68,12 +70,21 @@ def run(
     `around`: entered before the bookie starts, left after it has stopped. `origins`: the places of the settings.
     """
     configure_logging()
+    raise_open_files()
     try:
         validate(config)
         check_identity(config)
     except ConfigError as error:
         return _refuse(config, error)
     return aio.run(_main(config, metadata_uri, ready or print_ready, beside, around, origins or {}))
+
+
+def raise_open_files() -> None:
+    """Raise the soft limit of open files to the hard one, at most `OPEN_FILES`. Containers often start with 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 async def _main(
@@ -91,7 +102,7 @@ async def _main(
     surroundings = contextlib.AsyncExitStack()
     await surroundings.enter_async_context(manager.alive())
     try:
-        driver = connect(metadata_uri, runtime, lease_ms=config.lease_ms)
+        driver = connect(metadata_uri, runtime, lease_ms=config.lease_ms, may_create=ANY_BOOKIE in config.new_bookies)
         await driver.open()
     except (BookKeeperError, OSError) as error:
         await surroundings.aclose()

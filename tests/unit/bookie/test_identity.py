@@ -21,7 +21,7 @@ from bookies.lab.sim.world.disk import LOSSES, Loss, SimDisk
 from bookies.lab.sim.world.loop import Crashed, Participant, SimLoop
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
-from bookies.metadata.shared.nodes import Key, Put, Table
+from bookies.metadata.shared.nodes import Delete, Key, Put, Table
 from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Lock
@@ -95,6 +95,32 @@ def test_a_first_start_and_others() -> None:
     assert place.start(GROWN) is Decision.OK
     with pytest.raises(CookieMismatch, match="/l2 is no longer configured"):
         place.start(CONFIG)
+
+
+def test_only_named_bookies_become_new() -> None:
+    place = Place()
+    others, itself = (dataclasses.replace(CONFIG, new_bookies=names) for names in (("b2",), ("b2", "b1")))
+    for config in (others, itself):
+        with pytest.raises(CookieMismatch, match=r"there is no cluster at memory:.*`bk metadata init`"):
+            place.start(config)
+    first = dataclasses.replace(CONFIG, bookie_id="b0", journal_directories=("/j0",), ledger_directories=("/l0",))
+    place.start(dataclasses.replace(first, index_directories=()))
+    before = place.disk.files()
+    with pytest.raises(CookieMismatch, match=r"it would be a new one.*/j, /l, /i hold no data.*`bk bookie init`"):
+        place.start(others)
+    assert place.disk.files() == before
+    assert not place.disk.exists("/j")
+    assert place.start(itself) is Decision.NEW_BOOKIE
+    assert place.start(others) is Decision.OK
+
+
+def test_data_without_a_cookie_is_reported_as_data() -> None:
+    place = Place()
+    place.start(CONFIG)
+    place.disk.put("/l/current/0.log", b"data")
+    place.store.commit([], [Delete(Key(Table.COOKIES, "b1"))])
+    with pytest.raises(CookieMismatch, match="/l holds data of it"):
+        place.start(dataclasses.replace(CONFIG, new_bookies=()))
 
 
 @pytest.mark.parametrize("loss", LOSSES)

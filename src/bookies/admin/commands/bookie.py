@@ -12,7 +12,16 @@ from msgspec import to_builtins
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import BOOKIE, JOURNAL_DIR, LEDGER_DIR, MACHINE, RATE, OneOf, Option, verb
-from bookies.admin.shared.common import metadata_uri, on_client, on_session, size_text, web_site
+from bookies.admin.shared.common import (
+    metadata_uri,
+    on_client,
+    on_session,
+    run_async,
+    size_text,
+    web_site,
+    with_driver,
+)
+from bookies.admin.shared.file_systems import VOLATILE, VOLATILE_REMEDY, file_system_of
 from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
 from bookies.admin.shared.report import Report, Table, print_text
 from bookies.admin.verbs import balance, control, drain, format_command, rename, scrub
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.transport import BookieStatus
     from bookies.config import BookieConfig
+    from bookies.metadata.interface import MetadataDriver
     from bookies.replication.daemon.process import BesideBookie
     from bookies.runtime.ports import Runtime
     from bookies.settings import Given, Layer, Resolved
@@ -40,20 +50,8 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         rows = [(setting.name, setting.default, setting.metadata["help"]) for setting in settings]
         print_text([Table(("setting", "default", "meaning"), rows)])
         return 0
-    conf = None
-    if arguments.conf is not None:
-        from bookies.admin.shared import apache_conf
-
-        if arguments.config:
-            raise UsageError("name one file: --config (bk.toml) or --conf (Apache's)")
-        conf = apache_conf.read_conf(arguments.conf)
-    file = None if conf is None else conf.layer(arguments.conf)
-    resolved = bookie_settings(arguments, file)
+    resolved, file, uri = _bookie_of(arguments)
     config = resolved.config
-    uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
-    uri = uri or metadata_uri(arguments)
-    if conf is not None:
-        apache_conf.print_notices(arguments.conf, conf.notices)
     if arguments.dry_run:
         return _changed_settings(config, uri)
 
@@ -80,6 +78,62 @@ def _run(arguments: argparse.Namespace) -> Report | int:
             raise
         print(f"bk bookie: the bookie broke off: {error!r}", file=sys.stderr)
         return main.EXIT_INTERNAL
+
+
+def _bookie_of(arguments: argparse.Namespace) -> tuple[Resolved[BookieConfig], Layer | None, str]:
+    """Return the settings, those of Apache's file if one is named, and the metadata store.
+
+    Raises `UsageError`, `ConfigError`.
+    """
+    conf = None
+    if arguments.conf is not None:
+        from bookies.admin.shared import apache_conf
+
+        if arguments.config:
+            raise UsageError("name one file: --config (bk.toml) or --conf (Apache's)")
+        conf = apache_conf.read_conf(arguments.conf)
+        apache_conf.print_notices(arguments.conf, conf.notices)
+    file = None if conf is None else conf.layer(arguments.conf)
+    uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
+    return bookie_settings(arguments, file), file, uri or metadata_uri(arguments)
+
+
+async def _init(arguments: argparse.Namespace) -> Report:
+    from dataclasses import replace
+
+    from bookies.bookie.identity import admit, check_identity, identity
+    from bookies.runtime import aio
+    from bookies.runtime.events import Events
+    from bookies.runtime.ports import Lock
+    from bookies.storage.identity.admission import Decision
+    from bookies.storage.identity.cookie import directories_of
+
+    resolved, _, uri = _bookie_of(arguments)
+    bookie = identity(resolved.config)
+    config = replace(resolved.config, new_bookies=(bookie,), lost_directories=())
+    check_identity(config)
+    for directory in () if arguments.volatile else directories_of(config):
+        if (kind := file_system_of(directory)) in VOLATILE:
+            raise UsageError(f"{directory} is on {kind}: {VOLATILE_REMEDY}. --volatile allows it, for trials")
+    runtime = aio.runtime()
+
+    async def stamp(driver: MetadataDriver) -> Decision:
+        locks: list[Lock] = []
+        try:
+            events = Events("bookie", runtime.clock)
+            return (await admit(runtime.disk, config, driver, locks, events, "")).decision
+        finally:
+            for lock in locks:
+                lock.release()
+
+    decision = await with_driver(uri, stamp)
+    is_new = decision is not Decision.OK
+    text = (
+        f"bookie {bookie} is new: its directories and {uri} have its cookie"
+        if is_new
+        else (f"bookie {bookie} has its cookie already; nothing was changed")
+    )
+    return Report({"bookie": bookie, "metadata": uri, "changed": is_new}, [text])
 
 
 def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | None, uri: str) -> BesideBookie:
@@ -320,28 +374,42 @@ def _convert(arguments: argparse.Namespace) -> Report:
 
 
 _DIRECTORY = Option("path DIR", "one of the bookie's directories; the cookie in it names the others")
+_SETTINGS = (
+    Option("--conf FILE", "Apache's bk_server.conf instead of --config; options and BK_... variables override it"),
+    Option("--bookie-id", "fixed identity (default: host:port)"),
+    Option("--host", "address to listen on and to publish (default 127.0.0.1)"),
+    Option("--port", "TCP port (default 3181; 0: any, needs --bookie-id)", int),
+    JOURNAL_DIR,
+    LEDGER_DIR,
+    Option(
+        "--index-dir DIR",
+        "directory of index files; may be repeated (default: the ledger directories)",
+        may_repeat=True,
+    ),
+    Option("--lease-ms", "lease of the registration, in milliseconds (default 10000)", int),
+    Option("--set NAME=VALUE", "set any setting; see `bk bookie run --list-settings`", may_repeat=True),
+)
 VERBS = (
     verb(
         "bookie run",
         "run a bookie in the foreground until SIGTERM",
         "bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
         _run,
-        Option("--conf FILE", "Apache's bk_server.conf instead of --config; options and BK_... variables override it"),
-        Option("--bookie-id", "fixed identity (default: host:port)"),
-        Option("--host", "address to listen on and to publish (default 127.0.0.1)"),
-        Option("--port", "TCP port (default 3181; 0: any, needs --bookie-id)", int),
-        JOURNAL_DIR,
-        LEDGER_DIR,
-        Option(
-            "--index-dir DIR",
-            "directory of index files; may be repeated (default: the ledger directories)",
-            may_repeat=True,
-        ),
-        Option("--lease-ms", "lease of the registration, in milliseconds (default 10000)", int),
+        *_SETTINGS,
         Option("--ready-file FILE", "file to write the address to, as JSON, once the bookie serves"),
-        Option("--set NAME=VALUE", "set any setting; see --list-settings", may_repeat=True),
         Option("--list-settings", "print every setting with default and help, and exit", bool),
         Option("--dry-run", "print the settings that differ from the default, and exit", bool),
+    ),
+    verb(
+        "bookie init",
+        "make a bookie on empty directories: write its cookie there and into the metadata store",
+        "bk bookie init --metadata zk://zk1:2181/ledgers --config /etc/bookies/bk.toml",
+        lambda arguments: run_async(lambda: _init(arguments)),
+        *_SETTINGS,
+        Option("--volatile", "allow directories that do not outlast the container (overlay, tmpfs)", bool),
+        description="For bookies whose `new_bookies` does not name them: those refuse to start on empty directories "
+        "until this command has run. Refuses what a start would refuse, and a store without a cluster. Leaves a bookie "
+        "that exists as it is.",
     ),
     verb(
         "bookie list",

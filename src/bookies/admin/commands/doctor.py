@@ -18,6 +18,7 @@ from msgspec import to_builtins
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
 from bookies.admin.shared.common import find_data_directory, named_metadata, size_text, with_session
+from bookies.admin.shared.file_systems import VOLATILE, VOLATILE_REMEDY, file_system_of
 from bookies.admin.shared.report import Finding, Report, finding_text
 from bookies.admin.verbs import tls_doctor
 
@@ -72,6 +73,9 @@ def _disk(directory: str) -> Iterator[Finding]:
     if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
         yield Finding("bad", f"{directory} is not a writable directory", "name another with --directory, or create it")
         return
+    kind = file_system_of(directory)
+    if kind in VOLATILE:
+        yield Finding("warn", f"{directory} is on {kind}", VOLATILE_REMEDY)
     usage = shutil.disk_usage(directory)
     share = usage.used / usage.total
     text = f"{directory}: {size_text(usage.free)} free of {size_text(usage.total)} ({100 * share:.0f} % used)"

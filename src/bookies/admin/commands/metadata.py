@@ -34,7 +34,10 @@ async def _init(arguments: argparse.Namespace) -> Report:
     refuse_memory(uri)
 
     async def create(driver: MetadataDriver) -> Report:
-        check_new(await driver.instance_id())
+        existing = await driver.instance_id()
+        if existing is not None and arguments.if_missing:
+            return Report({"metadata": uri, "instance_id": existing}, [f"there is a cluster at {uri}, {existing}"])
+        check_new(existing)
         instance_id = await driver.initialize_cluster()
         facts = {"metadata": uri, "instance_id": instance_id, "layout": driver.layout}
         layout = f", layout {driver.layout}" if driver.layout else ""
@@ -274,7 +277,10 @@ VERBS = (
         "create a cluster in an empty store",
         "bk metadata init --metadata 'zk+hierarchical://zk1:2181/ledgers'",
         _awaited(_init),
-        Option("--dry-run", "report whether a cluster would be created", bool),
+        OneOf(
+            Option("--dry-run", "report whether a cluster would be created", bool),
+            Option("--if-missing", "leave an existing cluster as it is, and report it", bool),
+        ),
         description="Writes the instance id, and in ZooKeeper what Apache's initnewcluster writes. Refuses a store "
         "that has a cluster and leaves it unchanged. The first bookie does the same automatically.",
     ),

@@ -40,8 +40,9 @@ COMMANDS = {
     "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (
         "bookies.admin.commands.bookie",
-        "run, list, show, test, drain, maintenance, balance, state, settings, disks, owed, read-only, read-write, "
-        "space, gc, compact, orphans, undelete, why-not-deleted, scrub, recover, rename, repair, convert, format",
+        "run, init, list, show, test, drain, maintenance, balance, state, settings, disks, owed, read-only, "
+        "read-write, space, gc, compact, orphans, undelete, why-not-deleted, scrub, recover, rename, repair, convert, "
+        "format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",

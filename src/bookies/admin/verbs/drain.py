@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,9 @@ def _run(arguments: argparse.Namespace) -> Report | int:
     check_rate(arguments)
     if arguments.cancel and arguments.dry_run:
         raise UsageError("--cancel copies nothing, so there is nothing to plan: omit --dry-run or --cancel")
-    body = _show if arguments.bookie is None else _drain
+    if arguments.beyond is not None and (arguments.bookie is None or arguments.beyond < 0):
+        raise UsageError("--beyond N needs a NAME: the bookies NAME-N, NAME-(N+1) and so on are drained")
+    body = _show if arguments.bookie is None else _drain if arguments.beyond is None else _drain_beyond
     return with_session(arguments, lambda session: body(session, arguments))
 
 
@@ -213,6 +216,35 @@ async def _drain(session: Session, arguments: argparse.Namespace) -> Report | in
         drain.stop()
 
 
+async def _drain_beyond(session: Session, arguments: argparse.Namespace) -> Report:
+    """Drain the bookies of a StatefulSet whose numbers are not below --beyond, the highest first."""
+    from bookies.metadata.shared import BookieNotes
+    from bookies.model import BookieId
+
+    numbered = re.compile(rf"{re.escape(arguments.bookie)}-(0|[1-9][0-9]*)")
+    matches = [
+        match for bookie in (await session.driver.all_bookies()).bookies if (match := numbered.fullmatch(bookie))
+    ]
+    numbers = sorted((int(match[1]) for match in matches if int(match[1]) >= arguments.beyond), reverse=True)
+    names = [BookieId(f"{arguments.bookie}-{number}") for number in numbers]
+    if not names:
+        return Report(
+            [], [f"the cluster has no bookie {arguments.bookie}-{arguments.beyond} or above: nothing to drain"]
+        )
+    if not (arguments.dry_run or arguments.cancel):
+        # All of them first: none copies to another that is drained too.
+        notes = BookieNotes(session.driver, session.runtime.clock.wall_ms)
+        for name in names:
+            await notes.begin_draining(name, operator_name())
+    reports = []
+    for name in names:
+        report = await _drain(session, argparse.Namespace(**vars(arguments) | {"bookie": name}))
+        assert isinstance(report, Report)
+        reports.append(report)
+    lines = [line for report in reports for line in report.text]
+    return Report([report.facts for report in reports], lines, max(report.status for report in reports))
+
+
 async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], arguments: argparse.Namespace) -> Report:
     from bookies.errors import MetadataError
 
@@ -378,6 +410,7 @@ VERBS = (
         RATE,
         Option("--seal-open", "seal ledgers that are still being written to the bookie; their writers fail", bool),
         Option("--wait", "wait until no obstacle is left, without a time limit", bool),
+        Option("--beyond N", "ID is the name of a StatefulSet: drain its bookies ID-N and above", int),
         OneOf(
             Option(
                 "--remove",

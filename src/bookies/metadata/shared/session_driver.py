@@ -170,7 +170,7 @@ class SessionDriver(MetadataDriver):
     # -- the cluster ---------------------------------------------------------------------------------------------
     def _no_cluster(self) -> NoCluster:
         return NoCluster(
-            f"there is no cluster at {self.uri}: check the path, or create the cluster by starting its first bookie or "
+            f"there is no cluster at {self.uri}: check the path, or create the cluster with `bk metadata init` or "
             "with Apache's `bookkeeper shell initnewcluster`"
         )
 
