@@ -154,6 +154,8 @@ if TYPE_CHECKING:
     from bookies.protocol.log.retention import LogRemoval as LogRemoval
     from bookies.protocol.log.retention import Retention as Retention
     from bookies.protocol.log.retention import RetentionDecision as RetentionDecision
+    from bookies.protocol.payloads.schemas import LogSchema as LogSchema
+    from bookies.protocol.payloads.schemas import LogSchemas as LogSchemas
     from bookies.protocol.repair.fragments import Fragment as Fragment
     from bookies.protocol.repair.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaState as ReplicaState
@@ -212,6 +214,8 @@ _LAZY = {
     "LogSets": "bookies.client.log.records.log_records",
     "Address": "bookies.protocol.log.log_model",
     "LogRemoval": "bookies.protocol.log.retention",
+    "LogSchema": "bookies.protocol.payloads.schemas",
+    "LogSchemas": "bookies.protocol.payloads.schemas",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
     "Manifest": "bookies.protocol.log.log_model",
@@ -333,6 +337,8 @@ __all__ = [
     "LogSets",
     "Address",
     "LogRemoval",
+    "LogSchema",
+    "LogSchemas",
     "LogTransaction",
     "LogTruncated",
     "LogWriter",

@@ -38,8 +38,7 @@ SIFTED_MAX = 64  # payloads that are decoded one by one instead of halved again
 FENCE = struct.pack("<d", 1.2345678901234567e-89)  # all of its bytes differ
 FENCE_FIELD = "fence"
 NEEDED = "payloads of Avro need the extra avro: pip install 'bookies[avro]'"
-_EMPTY = pa.scalar(b"", pa.binary())
-_FENCE = pa.scalar(FENCE, pa.binary())
+HEADER = ({"name": "magic", "type": "boolean"}, {"name": "id", "type": "float"})
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 # Errors of the library and of conversions for a payload that does not match its schema.
@@ -48,25 +47,27 @@ UNDECODABLE = (ValueError, TypeError, OverflowError, IndexError, pa.ArrowExcepti
 parsed = functools.lru_cache(maxsize=256)(parse_avro)
 
 
-def decode(writer: str, reader: str, bodies: pa.Array) -> tuple[pa.StructArray, dict[int, str]]:
+def decode(
+    writer: str, reader: str, values: pa.Array, *, is_framed: bool = False
+) -> tuple[pa.StructArray, dict[int, str]]:
     """Return the columns that `reader` asks for, and the reason for each row that does not decode, which is null.
 
-    writer, reader: texts of schemas. bodies: payloads without headers, none of them null.
+    writer, reader: texts of schemas. values: payloads, none of them null. is_framed: each has a header.
     Raises `InvalidArgument` if the reader's schema cannot read what the writer's wrote, `NotSupported`.
     """
-    plan = _plan(writer, reader)
+    plan = _plan(writer, reader, is_framed)
     try:
-        return plan.decoded(bodies), {}
+        return plan.decoded(values), {}
     except UNDECODABLE:
         pass  # At least one payload is malformed: find out which.
     pieces: list[pa.Array] = []
     rows_decoded: list[int] = []
     bad: dict[int, str] = {}
-    waiting = [list(range(len(bodies)))]
+    waiting = [list(range(len(values)))]
     while waiting:
         rows = waiting.pop()
         try:
-            pieces.append(plan.decoded(bodies.take(pa.array(rows, pa.int64()))))
+            pieces.append(plan.decoded(values.take(pa.array(rows, pa.int64()))))
             rows_decoded += rows
         except UNDECODABLE as error:
             if len(rows) == 1:
@@ -74,7 +75,7 @@ def decode(writer: str, reader: str, bodies: pa.Array) -> tuple[pa.StructArray, 
                 continue
             size = 1 if len(rows) <= SIFTED_MAX else len(rows) // 2
             waiting += [rows[start : start + size] for start in range(0, len(rows), size)]
-    order: list[int | None] = [None] * len(bodies)
+    order: list[int | None] = [None] * len(values)
     for index, row in enumerate(rows_decoded):
         order[row] = index
     joined = pa.concat_arrays([*pieces, pa.nulls(0, arrow_type(plan.reader))])
@@ -99,7 +100,7 @@ def encode(schema: str, rows: pa.StructArray) -> pa.Array:
 class _Plan:
     """How payloads of one schema become columns of another one."""
 
-    def __init__(self, writer: str, reader: str) -> None:
+    def __init__(self, writer: str, reader: str, is_framed: bool) -> None:
         self.writer, self.reader = parsed(writer), parsed(reader)
         if reason := unreadable(self.writer, self.reader):
             raise SchemaIncompatible(
@@ -107,19 +108,22 @@ class _Plan:
                 "newer schema, or with one that has a default for the field"
             )
         schema = _physical(self.writer, itertools.count())
-        schema["fields"].append(_field(FENCE_FIELD, "double"))
+        fields = schema["fields"]
+        # The header of a payload is decoded as fields too, of one and four bytes, instead of being cut off.
+        schema["fields"] = [*(HEADER if is_framed else ()), *fields, _field(FENCE_FIELD, "double")]
+        self._count = len(fields)
         self._schema = json.dumps(schema)
         self._type = None  # of the physical columns, for the slow reader
         if _has_bytes(self.writer):
             self._type = _physical_type(self.writer)
 
-    def decoded(self, bodies: pa.Array) -> pa.StructArray:
+    def decoded(self, values: pa.Array) -> pa.StructArray:
         """Decode payloads. Raises `UNDECODABLE` if any is malformed."""
-        fenced = pc.binary_join_element_wise(bodies, _FENCE, _EMPTY)
-        *columns, fences = self._read(fenced.to_pylist())
+        *columns, fences = self._read([payload + FENCE for payload in values.to_pylist()])
         if pc.any(pc.not_equal(fences, struct.unpack("<d", FENCE)[0])).as_py():
             raise ValueError("bytes are left after the record")
-        rows = pa.StructArray.from_arrays(columns, names=[f"f{index}" for index in range(len(columns))])
+        columns = columns[-self._count :]
+        rows = pa.StructArray.from_arrays(columns, names=[f"f{index}" for index in range(self._count)])
         return _converted(self.writer, self.reader, rows)
 
     def _read(self, payloads: list[bytes]) -> list[pa.Array]:
@@ -132,7 +136,7 @@ class _Plan:
             rows = [read(io.BytesIO(payload), schema, None) for payload in payloads]
         except EOFError as error:
             raise ValueError(str(error)) from error
-        fences = pa.array([row.pop(FENCE_FIELD) for row in rows], pa.float64())
+        fences = pa.array([row[FENCE_FIELD] for row in rows], pa.float64())
         return [*pa.array(rows, self._type).flatten(), fences]
 
 

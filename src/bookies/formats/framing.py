@@ -18,11 +18,18 @@ HEADER_SIZE = 5
 def ids_of(values: pa.Array) -> list[int | None]:
     """Return the schema ids of payloads; None: the payload is null or has no header."""
     distinct = pc.dictionary_encode(pc.binary_slice(values, 0, HEADER_SIZE))
-    numbers: list[int | None] = [
-        int.from_bytes(header[1:]) if len(header) == HEADER_SIZE and header[0] == 0 else None
-        for header in distinct.dictionary.to_pylist()
-    ]
+    numbers = [_id_of(header) for header in distinct.dictionary.to_pylist()]
     return [None if index is None else numbers[index] for index in distinct.indices.to_pylist()]
+
+
+def only_id(values: pa.Array) -> int | None:
+    """Return the schema id that all payloads have; None: they have different ones, or one has none or is null."""
+    headers = pc.unique(pc.binary_slice(values, 0, HEADER_SIZE)).to_pylist()
+    return _id_of(headers[0]) if len(headers) == 1 and headers[0] is not None else None
+
+
+def _id_of(header: bytes) -> int | None:
+    return int.from_bytes(header[1:]) if len(header) == HEADER_SIZE and header[0] == 0 else None
 
 
 def header_of(schema_id: int) -> bytes:

@@ -123,14 +123,11 @@ class Payloads(Struct, frozen=True):
     def _groups(self, values: pa.Array) -> Iterator[tuple[int | None, Sequence[int]]]:
         """Yield the rows of each schema. None: they have no id."""
         if not self.is_framed:
-            ids: list[int | None] = [None]
-        elif not values.null_count:
-            ids = framing.ids_of(values)
-        if not values.null_count and len(set(ids)) <= 1:
-            yield (ids[0] if ids else None), range(len(values))
+            is_whole = not values.null_count
+            yield None, range(len(values)) if is_whole else pc.indices_nonzero(values.is_valid()).to_pylist()
             return
-        if not self.is_framed:
-            yield None, pc.indices_nonzero(values.is_valid()).to_pylist()
+        if (schema_id := framing.only_id(values)) is not None:
+            yield schema_id, range(len(values))
             return
         rows_by_id: dict[int | None, list[int]] = {}
         is_valid = values.is_valid().to_pylist()
@@ -144,18 +141,17 @@ class Payloads(Struct, frozen=True):
     ) -> tuple[pa.StructArray, Mapping[int, str]]:
         if self.format not in (AVRO, PROTOBUF):
             raise NotSupported(f"payloads of {self.format} are decoded by pyarrow.json, pyarrow.ipc, or Spark's source")
-        if not self.is_framed:
-            bodies, writer = values, self.schema
-        elif schema_id is None:
+        if self.is_framed and schema_id is None:
             raise SchemaNotFound("it does not begin with the id of a schema: if no payload does, set valueFraming=bare")
-        else:
-            bodies = framing.body_of(values)
-            writer = self._writer(schema_id, find) if self.format == AVRO else ""
         if self.format == AVRO:
-            return avro.decode(writer, self.schema, bodies)
+            writer = self.schema if schema_id is None else self._writer(schema_id, find)
+            return avro.decode(writer, self.schema, values, is_framed=self.is_framed)
         message = protobuf.message(self.schema, self.message)
+        if not self.is_framed:
+            return message.decode(values)
+        bodies = framing.body_of(values)
         # What does not begin with the place of a message becomes a text that is no message.
-        return message.decode(framing.without_place(bodies).fill_null(b"\xff") if self.is_framed else bodies)
+        return message.decode(framing.without_place(bodies).fill_null(b"\xff"))
 
     def _writer(self, schema_id: int, find: Find | None) -> str:
         if schema_id in self.writers:
