@@ -78,6 +78,8 @@ class Registry(Struct, frozen=True):
 
         Raises `SchemaIncompatible` if the subject's rule refuses it, `SchemaRegistryFailed`.
         """
+        if (self, subject, text) in _added:
+            return _added[self, subject, text]
         body = {"schema": text, "schemaType": _NAMES[schema_format]}
         path = f"/compatibility/subjects/{_quoted(subject)}/versions/latest?verbose=true"
         try:
@@ -90,7 +92,9 @@ class Registry(Struct, frozen=True):
                 f"schema registry {self.url} refuses the schema for subject {subject}: {reasons}. Write columns that "
                 "fit the newest version, or change the subject's compatibility"
             )
-        return int(self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body)["id"])
+        number = int(self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body)["id"])
+        _added[self, subject, text] = number
+        return number
 
     def _registered(self, answer: Mapping[str, Any]) -> Registered:
         kind, text = answer.get("schemaType", "AVRO"), answer.get("schema")
@@ -145,6 +149,7 @@ class Registry(Struct, frozen=True):
 
 
 _known: dict[Registry, dict[int, Registered | None]] = {}
+_added: dict[tuple[Registry, str, str], int] = {}  # ids by registry, subject and schema
 sleep: Callable[[float], None] = time.sleep
 
 

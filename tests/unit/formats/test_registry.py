@@ -45,6 +45,9 @@ def test_registering_checks_the_rule_first(served: tuple[FakeRegistry, Registry]
     fake, registry = served
     assert registry.register("s", "avro", '"int"') == 1
     assert registry.register("s", "avro", '"long"') == 2
+    requests = len(fake.requests)
+    assert registry.register("s", "avro", '"int"') == 1  # Every batch of a stream asks for it.
+    assert len(fake.requests) == requests
     fake.refusal = "id: int to string"
     with pytest.raises(SchemaIncompatible, match=r"refuses the schema for subject s: id: int to string\. Write"):
         registry.register("s", "avro", '"string"')

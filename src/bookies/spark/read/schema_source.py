@@ -22,7 +22,7 @@ from bookies.spark.read import planning
 from bookies.spark.read.payload_schema import PayloadSchema, schemas_of_log, texts_of
 from bookies.spark.read.read import EntriesPartition, RowReader
 
-LOGS_MAX = 8  # of which rows are sampled
+SAMPLED_MAX, ASKED_MAX = 8, 64  # logs of which rows are sampled, and which are asked for schemas
 VALUE = pa.schema([pa.field("value", pa.binary())])
 
 
@@ -91,7 +91,7 @@ def _first_kept(source: Settings, value_format: str) -> tuple[str, LogSchemas]:
             logs = sorted(key for key in await catalog.keys(source.selection) if isinstance(key, str))
         finally:
             await catalog.close()
-        for log in logs if source.namespace is None else ():
+        for log in logs[:ASKED_MAX] if source.namespace is None else ():
             kept = await schemas_of_log(source, log)
             if kept.format == value_format:
                 return log, kept
@@ -106,7 +106,7 @@ def _sample(source: Settings, count: int) -> list[bytes | None]:
     async def plan() -> list[EntriesPartition]:
         catalog, addresses = await planning.opened(source)
         try:
-            keys = (await catalog.keys(source.selection))[:LOGS_MAX]
+            keys = (await catalog.keys(source.selection))[:SAMPLED_MAX]
             every = list((await catalog.extents(keys, skips_missing=True)).values())
             parts = []
             for extents in every:

@@ -48,7 +48,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the allowed types
     "log": ("string",),
 }
 ENVELOPE_COLUMNS = ("key", "headers", "timestamp")
-REFUSED_IN_NAMESPACE = (URI, "recordFormat", "digestType")
+REFUSED_IN_NAMESPACE = (URI, "recordFormat", "digestType", "valueFormat")
 
 
 def _milliseconds(text: str) -> float:
