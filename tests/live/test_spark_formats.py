@@ -213,6 +213,11 @@ def test_refusals(uri: Options, store: Any, tmp_path: pathlib.Path) -> None:
         (sink(uri, "plain", "raw", compatibility="none"), pa.table({"value": ["x"]}), "has no meaning"),
         (sink(uri, "plain", "arrow"), pa.table({"id": [1], "key": ["x"]}), "an entry of Arrow has many rows"),
         (sink(uri, "plain", "avro", schemaRegistry="http://x", compatibility="none"), ROWS, "a registry has its own"),
+        (
+            {"namespace": "distributedlog://x", "log": "plain", "valueFormat": "json"},
+            ROWS,
+            "has no meaning with option",
+        ),
         (uri | {"valueFormat": "json"}, pa.table({"id": [1], "log": ["x"]}), "writes one log"),
     ]
     for written, table, reason in writes:

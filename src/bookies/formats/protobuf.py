@@ -20,7 +20,10 @@ from bookies.formats.framing import pack_place
 _ALIKE = ((3, 4, 5, 8, 13, 14), (17, 18), (7, 15), (6, 16), (9, 12))
 _REPEATED = 3  # in `FieldDescriptorProto.Label`
 _MESSAGE = (10, 11)
-_WELL_KNOWN = "google/protobuf/"
+_WELL_KNOWN = tuple(
+    f"google/protobuf/{name}.proto"
+    for name in ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
+)
 
 
 class Message:
@@ -42,9 +45,7 @@ class Message:
                 "--descriptor_set_out=FILE` writes"
             ) from error
         _check_finite(self.descriptor, ())
-        ptars = _library("ptars")
-        config = ptars.PtarsConfig(timestamp_unit="us", enum_repr="string", list_value_name="element")
-        self._handler = ptars.HandlerPool([self.descriptor.file], config).get_for_message(self.descriptor)
+        self._handler = _handler_of(self.descriptor)
         self.columns = [pa.field(field.name, plain(field.type)) for field in self._handler.schema()]
 
     @property
@@ -133,11 +134,23 @@ def _files_of(data: bytes) -> list[Any]:
     file = pb.FileDescriptorProto.FromString(data)
     imported = []
     for name in file.dependency:
-        if not name.startswith(_WELL_KNOWN):
+        if name not in _WELL_KNOWN:
             raise ValueError(f"file {file.name} imports {name}, which is not among them")
         module = _library(name.removesuffix(".proto").replace("/", ".") + "_pb2")
         imported.append(pb.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb))
     return [*imported, file]
+
+
+def _handler_of(descriptor: Any) -> Any:
+    """Return what converts messages. Raises `InvalidArgument` for descriptors that the library does not accept."""
+    ptars = _library("ptars")
+    config = ptars.PtarsConfig(timestamp_unit="us", enum_repr="string", list_value_name="element")
+    try:
+        return ptars.HandlerPool([descriptor.file], config).get_for_message(descriptor)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # Rust's panics have no other name in Python.
+            raise
+        raise InvalidArgument(f"the descriptors of message {descriptor.full_name} are damaged: {error}") from error
 
 
 def _check_finite(descriptor: Any, outer: tuple[str, ...]) -> None:
