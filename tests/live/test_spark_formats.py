@@ -94,8 +94,11 @@ def test_columns_there_and_back_and_evolution(store: Any, uri: Options, value_fo
     assert [version.id for version in store.log(log).schemas().versions] == [1, 2]
     expected = [*ROWS.to_pylist(), *ROWS.to_pylist()]
     assert read(options) == [*({**row, "more": None} for row in expected), *newer.to_pylist()]
+    save(sink(uri, log, value_format), newer.select(["more", "id"]))  # Fewer columns are no new schema.
+    assert len(store.log(log).schemas().versions) == 2
+    assert read(options)[-1] == {"id": 2, "customer": None, "tags": None, "more": 8}
     # The running query has the schema of its start, and reads what the new one wrote.
-    assert [row["id"] for row in old_query.drain()[0]] == [1, 2]
+    assert [row["id"] for row in old_query.drain()[0]] == [1, 2, 1, 2]
     wrong = pa.table({"id": ["x"], "customer": ["a"], "tags": pa.array([None], pa.list_(pa.string()))})
     with pytest.raises(SchemaIncompatible, match="the new schema cannot read rows of version 1: id is"):
         save(sink(uri, log, value_format), wrong)

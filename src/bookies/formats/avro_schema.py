@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument
-from bookies.formats.columns import DECIMAL_DIGITS_MAX, TIMESTAMP, TIMESTAMP_NTZ, list_of, type_name
+from bookies.formats.columns import DECIMAL_DIGITS_MAX, TIMESTAMP, TIMESTAMP_NTZ, list_of, merged, type_name
 
 NO_DEFAULT: Any = object()
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
@@ -246,6 +246,23 @@ def written_as(writer: AvroType, wanted: AvroField) -> AvroField | None:
 def schema_of_columns(columns: pa.Schema, name: str) -> str:
     """Return the schema of a record with these columns, each of which may be null. Raises `InvalidArgument`."""
     return json.dumps(_record_of(columns, name))
+
+
+def with_columns(text: str, columns: pa.Schema, name: str) -> str:
+    """Return a schema with these columns too: new ones, which may be null, and those whose type it cannot hold.
+
+    It is the same text if the schema holds the columns already. Raises `InvalidArgument`.
+    """
+    schema = parse_avro(text)
+    known = {column.name: column.type for column in arrow_fields(schema)}
+    content = parse_json(text)
+    changed = {column.name: merged(known.get(column.name, column.type), column.type) for column in columns}
+    changed = {field: kind for field, kind in changed.items() if known.get(field) != kind}
+    if not changed:
+        return text
+    added = _record_of(pa.schema(list(changed.items())), name)["fields"]
+    content["fields"] = [one for one in content["fields"] if one["name"] not in changed] + added
+    return json.dumps(content)
 
 
 def _record_of(columns: pa.Schema | pa.StructType, name: str) -> dict[str, Any]:

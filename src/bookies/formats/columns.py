@@ -101,21 +101,44 @@ def parse_ddl(text: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def is_wider(new: pa.DataType, old: pa.DataType) -> bool:
-    """Report whether a column of the new type holds every value of the old one. Of structs: of the common fields."""
+def is_wider(new: pa.DataType, old: pa.DataType, *, is_whole: bool = False) -> bool:
+    """Report whether a column of the new type holds every value of the old one.
+
+    is_whole: of structs all fields of the old one, otherwise those that both have.
+    """
     if new == old:
         return True
     if pa.types.is_struct(new) and pa.types.is_struct(old):
-        names = {field.name for field in old}
-        return all(is_wider(field.type, old.field(field.name).type) for field in new if field.name in names)
+        names = {field.name for field in new}
+        if is_whole and not all(field.name in names for field in old):
+            return False
+        common = [field for field in old if field.name in names]
+        return all(is_wider(new.field(field.name).type, field.type, is_whole=is_whole) for field in common)
     if pa.types.is_list(new) and pa.types.is_list(old):
-        return is_wider(new.value_type, old.value_type)
+        return is_wider(new.value_type, old.value_type, is_whole=is_whole)
     if pa.types.is_map(new) and pa.types.is_map(old):
-        return is_wider(new.key_type, old.key_type) and is_wider(new.item_type, old.item_type)
+        pairs = ((new.key_type, old.key_type), (new.item_type, old.item_type))
+        return all(is_wider(*pair, is_whole=is_whole) for pair in pairs)
     if pa.types.is_decimal(new) and pa.types.is_decimal(old):
         return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
     narrow, wide = _TYPES.get(old, ""), _TYPES.get(new, "")
     return any(narrow in row and wide in row and row.index(narrow) < row.index(wide) for row in _WIDER)
+
+
+def merged(known: pa.DataType, new: pa.DataType) -> pa.DataType:
+    """Return the known type with the fields that only the new one has; the new one where it is another type."""
+    if is_wider(known, new, is_whole=True):
+        return known
+    if pa.types.is_struct(known) and pa.types.is_struct(new):
+        types = {field.name: field.type for field in known}
+        for field in new:
+            types[field.name] = merged(types[field.name], field.type) if field.name in types else field.type
+        return pa.struct(list(types.items()))
+    if pa.types.is_list(known) and pa.types.is_list(new):
+        return list_of(merged(known.value_type, new.value_type))
+    if pa.types.is_map(known) and pa.types.is_map(new):
+        return pa.map_(merged(known.key_type, new.key_type), merged(known.item_type, new.item_type))
+    return new
 
 
 def _quoted(name: str) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from bookies.errors import InvalidArgument
-from bookies.formats.avro_schema import arrow_fields, parse_avro, schema_of_columns, unreadable
+from bookies.formats.avro_schema import arrow_fields, parse_avro, schema_of_columns, unreadable, with_columns
 from bookies.formats.columns import ddl_of, parse_ddl
 
 
@@ -116,3 +116,13 @@ def test_columns_as_a_schema() -> None:
     for wrong, reason in (("`a b` INT", "rename it"), ("a MAP<INT, INT>", "a key of a map in Avro is a string")):
         with pytest.raises(InvalidArgument, match=reason):
             schema_of_columns(parse_ddl(wrong), "orders")
+
+
+def test_a_schema_with_more_columns() -> None:
+    first = schema_of_columns(parse_ddl("id INT, name STRING, in STRUCT<x: INT>"), "orders")
+    assert with_columns(first, parse_ddl("name STRING, id INT"), "orders") == first
+    text = with_columns(first, parse_ddl("id BIGINT, more DATE, in STRUCT<y: INT>"), "orders")
+    assert ddl_of(pa.schema(arrow_fields(parse_avro(text)))) == (
+        "name STRING, id BIGINT, more DATE, in STRUCT<x: INT, y: INT>"
+    )
+    assert not unreadable(parse_avro(first), parse_avro(text))

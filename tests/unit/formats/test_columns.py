@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from bookies.errors import InvalidArgument
-from bookies.formats.columns import ddl_of, is_wider, parse_ddl, plain
+from bookies.formats.columns import ddl_of, is_wider, merged, parse_ddl, plain
 
 ALL = (
     "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h STRING, i BINARY, j DATE, k TIMESTAMP, "
@@ -95,3 +95,21 @@ def test_types_of_arrow_as_those_of_spark() -> None:
 )
 def test_wider_types(new: str, old: str, is_wide: bool) -> None:
     assert is_wider(*(parse_ddl(f"x {kind}").field(0).type for kind in (new, old))) is is_wide
+
+
+def test_whole_types_and_merged_ones() -> None:
+    def struct(text: str) -> pa.DataType:
+        return pa.struct(list(parse_ddl(text)))
+
+    narrow, wide = (
+        struct("a INT, b ARRAY<STRUCT<x: INT>>"),
+        struct("b ARRAY<STRUCT<y: INT, x: BIGINT>>, a BIGINT, c INT"),
+    )
+    assert is_wider(wide, narrow, is_whole=True)
+    assert not is_wider(struct("a BIGINT"), narrow, is_whole=True)
+    assert is_wider(struct("a BIGINT"), narrow)
+    assert merged(wide, narrow) == wide
+    assert merged(narrow, wide) == struct("a BIGINT, b ARRAY<STRUCT<x: BIGINT, y: INT>>, c INT")
+    assert merged(struct("a STRING"), struct("a INT")) == struct("a INT")
+    maps = struct("m MAP<STRING, STRUCT<x: INT>>"), struct("m MAP<STRING, STRUCT<y: INT>>")
+    assert merged(*maps) == struct("m MAP<STRING, STRUCT<x: INT, y: INT>>")

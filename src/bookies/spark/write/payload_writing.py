@@ -14,10 +14,10 @@ from msgspec.structs import replace as struct_replace
 
 from bookies.errors import InvalidArgument
 from bookies.formats import avro
-from bookies.formats.avro_schema import NO_DEFAULT, schema_of_columns
-from bookies.formats.columns import ddl_of, is_wider, type_name
+from bookies.formats.avro_schema import NO_DEFAULT, schema_of_columns, with_columns
+from bookies.formats.columns import ddl_of, is_wider, merged, parse_ddl, type_name
 from bookies.formats.payloads import Payloads, checked_by
-from bookies.protocol.payloads.schemas import ARROW, AVRO, JSON, PROTOBUF, LogSchemas
+from bookies.protocol.payloads.schemas import ARROW, AVRO, JSON, PROTOBUF, LogSchema
 from bookies.spark.base.payload_options import registry_of, schema_text
 from bookies.spark.write.write_settings import Settings
 
@@ -35,14 +35,18 @@ def with_schema_kept(settings: Settings, with_log: WithLog[Any]) -> Settings:
     """
     if settings.payload is None or settings.log is None:
         return settings
-    kind, columns = settings.value_format, settings.payload
-    registry = registry_of(settings)
-    known: LogSchemas = with_log(lambda log: log.schemas()) if registry is None else LogSchemas()
-    text, message = _schema(settings, columns, known)
+    kind, registry = settings.value_format, registry_of(settings)
+    subject = settings.subject or f"{settings.log}-value"
+    if registry is None:
+        latest: LogSchema | None = with_log(lambda log: log.schemas()).latest
+    else:
+        registered = registry.latest(subject, kind)
+        latest = None if registered is None else LogSchema(registered.id, registered.text)
+    text, message = _schema(settings, settings.payload, latest)
     payloads = Payloads(kind, text, message, kind in (AVRO, PROTOBUF))
-    _check_columns(columns, payloads)
+    _check_columns(settings.payload, payloads)
     if registry is not None:
-        number = registry.register(settings.subject or f"{settings.log}-value", kind, text)
+        number = latest.id if latest is not None and latest.text == text else registry.register(subject, kind, text)
     else:
         check = checked_by(kind, text, message)
         rule = settings.compatibility
@@ -58,21 +62,27 @@ def payloads_of(settings: Settings, batch: pa.RecordBatch) -> pa.Array:
     return settings.payloads.encode(pa.StructArray.from_arrays(columns, fields=list(settings.payload)))
 
 
-def _schema(settings: Settings, columns: pa.Schema, known: LogSchemas) -> tuple[str, str]:
-    """Return the schema to write with, and the name of Protobuf's message."""
-    if settings.value_format in (JSON, ARROW):
-        return ddl_of(columns), ""
+def _schema(settings: Settings, columns: pa.Schema, latest: LogSchema | None) -> tuple[str, str]:
+    """Return the schema to write with, and the name of Protobuf's message.
+
+    Without a file it is the latest one with the columns that it lacks, so columns never get lost by a write of fewer.
+    """
+    kind, log = settings.value_format, str(settings.log)
     if settings.schema_file is not None:
-        return schema_text(settings.value_format, settings.schema_file), settings.message or ""
-    if settings.value_format == AVRO:
-        name = "".join(letter if letter.isalnum() else "_" for letter in str(settings.log))
-        return schema_of_columns(columns, name if name[:1].isalpha() else f"log_{name}"), ""
-    if known.latest is None:
+        return schema_text(kind, settings.schema_file), settings.message or ""
+    if kind in (JSON, ARROW):
+        known = pa.struct([]) if latest is None else pa.struct(list(parse_ddl(latest.text)))
+        return ddl_of(merged(known, pa.struct(list(columns)))), ""
+    if kind == AVRO:
+        name = "".join(letter if letter.isalnum() else "_" for letter in log)
+        name = name if name[:1].isalpha() else f"log_{name}"
+        return (schema_of_columns(columns, name) if latest is None else with_columns(latest.text, columns, name)), ""
+    if latest is None:
         raise InvalidArgument(
             "valueFormat=protobuf needs descriptors for the first write: option valueSchemaFile, a file that `protoc "
             "--include_imports --descriptor_set_out=FILE` writes"
         )
-    return known.latest.text, settings.message or known.latest.message
+    return latest.text, settings.message or latest.message
 
 
 def _check_columns(columns: pa.Schema, payloads: Payloads) -> None:
@@ -85,7 +95,7 @@ def _check_columns(columns: pa.Schema, payloads: Payloads) -> None:
                 "give another schema"
             )
         wanted = fields[column.name].type
-        if not is_wider(wanted, column.type):
+        if not is_wider(wanted, column.type, is_whole=True):
             raise InvalidArgument(
                 f"column {column.name!r} is {type_name(column.type)}, and the schema has {type_name(wanted)}: cast it"
             )

@@ -98,8 +98,8 @@ class WriteOptions:
     )
     schema_file: str | None = option(
         "valueSchemaFile",
-        "schema of `avro` (`.avsc`) or `protobuf` (a descriptor set of `protoc`): a file on the driver. Default of "
-        "`avro`: the columns. `protobuf` requires it for the first write",
+        "schema of `avro` (`.avsc`) or `protobuf` (a descriptor set of `protoc`): a file on the driver. Default: "
+        "the newest schema, and of `avro` the columns that it lacks. `protobuf` requires it for the first write",
     )
     message: str | None = option(
         "valueMessage", "message of `protobuf`, as `PACKAGE.NAME`. Default: the first one of its file"
