@@ -16,13 +16,12 @@ from msgspec import Struct
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, SchemaIncompatible, SchemaNotFound, SchemaRegistryFailed
-from bookies.protocol.payloads.schemas import AVRO, JSON, PROTOBUF
+from bookies.protocol.payloads.schemas import AVRO, PROTOBUF
 
 ATTEMPTS = 4
 DELAY_S, TIMEOUT_S = 0.25, 10.0  # before the second attempt, doubled for each further one; for one request
 UNKNOWN_MAX = 100  # ids that are asked for in vain before the payloads count as having no ids
-_TYPES = {"AVRO": AVRO, "PROTOBUF": PROTOBUF, "JSON": JSON}
-_NAMES = {name: kind for kind, name in _TYPES.items()}
+_NAMES = {AVRO: "AVRO", PROTOBUF: "PROTOBUF"}
 _CONTENT = "application/vnd.schemaregistry.v1+json"
 
 
@@ -31,7 +30,6 @@ class Registered(Struct, frozen=True):
 
     id: int
     text: str
-    format: str
 
 
 class Registry(Struct, frozen=True):
@@ -55,7 +53,7 @@ class Registry(Struct, frozen=True):
                 )
             try:
                 answer = self._ask("GET", f"/schemas/ids/{schema_id}{_form(schema_format)}")
-                known[schema_id] = self._registered({**answer, "id": schema_id})
+                known[schema_id] = self._registered({**answer, "id": schema_id}, schema_format)
             except SchemaNotFound:
                 known[schema_id] = None
         schema = known[schema_id]
@@ -67,7 +65,7 @@ class Registry(Struct, frozen=True):
         """Return the newest schema of a subject; None: the subject has none. Raises `SchemaRegistryFailed`."""
         path = f"/subjects/{_quoted(subject)}/versions/latest{_form(schema_format)}"
         try:
-            schema = self._registered(self._ask("GET", path))
+            schema = self._registered(self._ask("GET", path), schema_format)
         except SchemaNotFound:
             return None
         _known.setdefault(self, {})[schema.id] = schema
@@ -96,16 +94,21 @@ class Registry(Struct, frozen=True):
         _added[self, subject, text] = number
         return number
 
-    def _registered(self, answer: Mapping[str, Any]) -> Registered:
+    def _registered(self, answer: Mapping[str, Any], schema_format: str) -> Registered:
         kind, text = answer.get("schemaType", "AVRO"), answer.get("schema")
-        if kind not in _TYPES or not isinstance(text, str):
+        if kind != _NAMES[schema_format] and isinstance(text, str):
+            raise InvalidArgument(
+                f"schema {answer['id']} of schema registry {self.url} is one of {kind}: set another valueFormat than "
+                f"{schema_format}, or another subject"
+            )
+        if not isinstance(text, str):
             raise SchemaRegistryFailed(f"schema registry {self.url} answered with no schema: {str(answer)[:200]}")
         if answer.get("references"):
             raise InvalidArgument(
                 f"schema {answer.get('id')} of schema registry {self.url} refers to other schemas: give a file that "
                 "has them all with option valueSchemaFile"
             )
-        return Registered(int(answer["id"]), text, _TYPES[kind])
+        return Registered(int(answer["id"]), text)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer of a request. Repeats it after failures of the network and of the server."""

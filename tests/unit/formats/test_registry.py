@@ -35,10 +35,12 @@ def test_the_newest_schema_of_a_subject(served: tuple[FakeRegistry, Registry]) -
     fake.add("a/b", "AAAA", "PROTOBUF")
     latest = registry.latest("a/b", "protobuf")
     assert latest is not None
-    assert (latest.id, latest.text, latest.format) == (2, "AAAA", "protobuf")
-    assert fake.requests[-1] == "GET /subjects/a%2Fb/versions/latest?format=serialized"
+    assert (latest.id, latest.text) == (2, "AAAA")
+    with pytest.raises(InvalidArgument, match=r"schema 2 of schema registry .* is one of PROTOBUF"):
+        registry.latest("a/b", "avro")
+    assert fake.requests[1] == "GET /subjects/a%2Fb/versions/latest?format=serialized"
     registry.schema(2, "protobuf")
-    assert len(fake.requests) == 2
+    assert len(fake.requests) == 3
 
 
 def test_registering_checks_the_rule_first(served: tuple[FakeRegistry, Registry]) -> None:
