@@ -23,6 +23,7 @@ from bookies.spark.read.payload_schema import PayloadSchema, schemas_of_log, tex
 from bookies.spark.read.read import EntriesPartition, RowReader
 
 SAMPLED_MAX, ASKED_MAX = 8, 64  # logs of which rows are sampled, and which are asked for schemas
+SAMPLE_SIZE_MAX = 64 << 20  # bytes of a sample, apart from the last batch of each partition
 VALUE = pa.schema([pa.field("value", pa.binary())])
 
 
@@ -120,9 +121,14 @@ def _sample(source: Settings, count: int) -> list[bytes | None]:
 
     reader = RowReader(source, VALUE, None)
     payloads: list[bytes | None] = []
-    for partition in runtime.worker().run(planning.persistently(source, plan)):
+    planned = runtime.worker().run(planning.persistently(source, plan))
+    for partition in planned:
+        size = 0
         for batch in reader.read(partition):
             payloads += batch.column(0).to_pylist()
+            size += batch.nbytes
+            if size > SAMPLE_SIZE_MAX // len(planned):
+                break
     return payloads
 
 
