@@ -66,6 +66,10 @@ from bookies.errors import (
     RegisteredElsewhere,
     RemoteProtocolError,
     ReplicationFailed,
+    SchemaError,
+    SchemaIncompatible,
+    SchemaNotFound,
+    SchemaRegistryFailed,
     SequenceGap,
     SessionExpired,
     StorageError,
@@ -150,6 +154,8 @@ if TYPE_CHECKING:
     from bookies.protocol.log.retention import LogRemoval as LogRemoval
     from bookies.protocol.log.retention import Retention as Retention
     from bookies.protocol.log.retention import RetentionDecision as RetentionDecision
+    from bookies.protocol.payloads.schemas import LogSchema as LogSchema
+    from bookies.protocol.payloads.schemas import LogSchemas as LogSchemas
     from bookies.protocol.repair.fragments import Fragment as Fragment
     from bookies.protocol.repair.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaState as ReplicaState
@@ -211,6 +217,8 @@ _LAZY = {
     "LogSets": "bookies.client.log.records.log_records",
     "Address": "bookies.protocol.log.log_model",
     "LogRemoval": "bookies.protocol.log.retention",
+    "LogSchema": "bookies.protocol.payloads.schemas",
+    "LogSchemas": "bookies.protocol.payloads.schemas",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
     "Manifest": "bookies.protocol.log.log_model",
@@ -334,6 +342,8 @@ __all__ = [
     "LogSets",
     "Address",
     "LogRemoval",
+    "LogSchema",
+    "LogSchemas",
     "LogTransaction",
     "LogTruncated",
     "LogWriter",
@@ -368,6 +378,10 @@ __all__ = [
     "Retention",
     "RetentionDecision",
     "Segment",
+    "SchemaError",
+    "SchemaIncompatible",
+    "SchemaNotFound",
+    "SchemaRegistryFailed",
     "SequenceGap",
     "SequencedWriter",
     "SessionExpired",

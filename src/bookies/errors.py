@@ -437,6 +437,29 @@ class LogRecordCorrupt(LogError):
     slot: int | None = None
 
 
+class SchemaError(BookKeeperError):
+    """An error about the schema of payloads."""
+
+
+class SchemaNotFound(SchemaError):
+    """Neither the log nor the schema registry has a schema of this id or name."""
+
+    code = -13
+
+
+class SchemaIncompatible(SchemaError):
+    """One schema cannot read what was written with another one, and the compatibility of the log demands it."""
+
+    code = -100
+
+
+class SchemaRegistryFailed(SchemaError):
+    """The schema registry did not answer, or not as a registry does."""
+
+    code = -23
+    retriable = True
+
+
 class LeaseError(BookKeeperError):
     """An error about a lock, an election, or the turn of a leader or a consumer."""
 

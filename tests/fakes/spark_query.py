@@ -100,10 +100,17 @@ def save(options: dict[str, Any], table: pa.Table) -> None:
 class Stream:
     """A streaming query; another one with the same `checkpoint` is its restart."""
 
-    def __init__(self, options: dict[str, Any], checkpoint: list[str] | None = None, *, committed: int = 0) -> None:
+    def __init__(
+        self,
+        options: dict[str, Any],
+        checkpoint: list[str] | None = None,
+        *,
+        committed: int = 0,
+        fields: Any = None,
+    ) -> None:
         made = source(options)
         made.schema()
-        self.reader = pickle.loads(cloudpickle.dumps(made)).streamReader(schema=schema_of(options))
+        self.reader = pickle.loads(cloudpickle.dumps(made)).streamReader(schema=schema_of(options, fields))
         self.checkpoint = [] if checkpoint is None else checkpoint
         self.committed = committed  # batches
 

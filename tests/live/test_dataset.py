@@ -18,6 +18,7 @@ from tests.live.spark_marks import SMALL_BOOKIES
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
+from bookies.formats import Payloads, checked_by
 
 pytestmark = [
     pytest.mark.live,
@@ -130,6 +131,26 @@ def test_rows_are_counted_by_reading_where_an_entry_is_not_one(store: Any, uri: 
     assert good.to_table(["id"]).to_pydict() == {"id": [1, 3]}
 
 
+def test_payloads_have_the_columns_that_their_schema_or_a_sample_shows(store: Any, uri: str) -> None:
+    described = make(store, "described")
+    schema = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
+    kept = described.add_schema("avro", schema, checked_by("avro", schema))
+    orders = Payloads("avro", schema, is_framed=True, id=kept.id)
+    with described.lead() as writer:
+        writer.append_many(orders.encode(pa.table({"id": range(5)})).to_pylist())
+    assert bk.dataset(uri, "described", columns=["value"], valueFormat="avro").to_table().to_pylist() == [
+        {"id": number} for number in range(5)
+    ]
+    plain = make(store, "plain")
+    with plain.lead() as writer:
+        writer.append_many([b'{"id": 1}', b'{"name": "x"}'])
+    options = {"columns": ["value"], "valueFormat": "json"}
+    inferred = bk.dataset(uri, "plain", **options)
+    assert inferred.to_table().to_pylist() == [{"id": 1, "name": None}, {"id": None, "name": "x"}]
+    named = bk.dataset(uri, "plain", valueSchema="name STRING", **options)
+    assert named.to_table().to_pylist() == [{"name": None}, {"name": "x"}]
+
+
 def test_large_rows_come_in_batches_and_the_rest_can_be_left(store: Any, uri: str) -> None:
     log = make(store, "large")
     with log.lead() as writer:
@@ -153,7 +174,9 @@ def test_large_rows_come_in_batches_and_the_rest_can_be_left(store: Any, uri: st
         ({"log": "ordered", "start": 1000}, "has 63 rows so far"),
         ({"log": "ordered", "columns": ["offset", "nothing"]}, "no column 'nothing'"),
         ({"log": "ordered", "table": "lag"}, "option table is for Spark"),
-        ({"log": "ordered", "valueFormat": "json"}, "needs the columns of the payload: schema=pyarrow.schema"),
+        ({"log": "ordered", "valueFormat": "json"}, "give them with option valueSchema"),
+        ({"log": "ordered", "valueFormat": "avro"}, "avro needs a schema, and log ordered has none"),
+        ({"log": "ordered", "valueFormat": "avro", "schema": pa.schema([])}, "has columns of its own; leave it out"),
         ({"log": "ordered", "schema": pa.schema([])}, "valueFormat=raw has the column value"),
         (
             {"log": "ordered", "valueFormat": "json", "schema": pa.schema([("offset", pa.int64())])},

@@ -18,6 +18,7 @@ PAGES = [
     DOCS / "reference" / "spark.md",
     DOCS / "howto" / "spark-query-with-sql.md",
     DOCS / "howto" / "spark-resume-a-stream.md",
+    DOCS / "howto" / "payload-formats.md",
 ]
 
 

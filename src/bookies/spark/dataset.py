@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.client.base.arguments import moment
 from bookies.errors import InvalidArgument, NotSupported
+from bookies.protocol.payloads.schemas import AVRO, PROTOBUF
 from bookies.spark.base import runtime
 from bookies.spark.base.options import URI
 from bookies.spark.base.settings import Settings, checked, settings
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from bookies.spark.base.plan import Part
+    from bookies.spark.read.payload_schema import PayloadSchema
 
 ONE_PART = 1 << 62  # bytes; one reader delivers all rows in order
 
@@ -42,14 +44,16 @@ def dataset(
     * `start`, `end`: the number of a row, a position such as "17:1041", or a datetime with a time zone; `end` is
       exclusive. Rows between two times are those appended then, and some before and after: see `Log.at`.
     * `columns`: only these.
-    * `schema`: columns of the payload, for `valueFormat="json"` or "arrow".
+    * `schema`: columns of the payload, for `valueFormat="json"` or "arrow". None: those that the log or a sample of
+      its rows shows. Avro and Protobuf have a schema of their own.
     * `options`: those of batch queries in docs/reference/spark.md.
 
     Needs pyarrow (extra `arrow`). Raises `InvalidArgument`, `NotSupported`, `LogNotFound`, `LedgerNotFound`,
     `LogTruncated`, and what connecting raises.
     """
     try:
-        from bookies.spark.read import planning
+        from bookies.formats.columns import parse_ddl
+        from bookies.spark.read import planning, schema_source
         from bookies.spark.read.rows import batch_schema_of
     except ImportError as error:
         raise NotSupported("a dataset needs pyarrow: pip install 'bookies[arrow]'") from error
@@ -63,14 +67,21 @@ def dataset(
         if bound is not None:
             given |= _bound(side, bound, log)
     proper = checked(given)
-    for name in ("table", "valueSchema", "pushDownFilters"):
+    for name in ("table", "pushDownFilters"):
         if name in proper:
             raise InvalidArgument(f"option {name} is for Spark: leave it out")
     chosen = settings(proper, is_stream=False)
     # Without limits all rows are one part, in order.
     chosen = dataclasses.replace(chosen, size_max=ONE_PART, count_max=None, parts_min=1)
+    if schema is not None and chosen.value_format in (AVRO, PROTOBUF):
+        raise InvalidArgument(f"schema: valueFormat={chosen.value_format} has columns of its own; leave it out")
+    payload = schema_source.opened(proper, chosen) if schema is None else None
+    if payload is not None:
+        schema = payload.arrow
+    elif schema is None and chosen.value_schema is not None:
+        schema = parse_ddl(chosen.value_schema)
     parts = runtime.worker().run(planning.persistently(chosen, lambda: planning.resolved_parts(chosen)))
-    return Dataset(chosen, batch_schema_of(chosen, schema), parts)
+    return Dataset(chosen, batch_schema_of(chosen, schema), parts, payload)
 
 
 def _bound(side: str, bound: int | str | datetime.datetime, log: str | None) -> dict[str, str]:
@@ -88,8 +99,11 @@ class Dataset:
     is, because it is an Arrow stream. It holds a few batches at a time.
     """
 
-    def __init__(self, chosen: Settings, schema: pyarrow.Schema, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, chosen: Settings, schema: pyarrow.Schema, parts: Sequence[Part], payload: PayloadSchema | None
+    ) -> None:
         self._settings = chosen
+        self._payload = payload
         self._parts = parts
         self.schema = schema
 
@@ -123,7 +137,7 @@ class Dataset:
 
         # What is in an entry decides how many rows it is, or whether it is one.
         read = schema if self._is_one_each() else self.schema
-        rows = RowReader(self._settings, read, decoder_of(self._settings, read))
+        rows = RowReader(self._settings, read, decoder_of(self._settings, read, self._payload))
         for part in self._parts:
             for batch in rows.read(part):
                 yield batch if read is schema else batch.select(schema.names)

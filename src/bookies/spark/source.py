@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound
+from bookies.protocol.payloads.schemas import AVRO, PROTOBUF
 from bookies.spark.base import runtime
 from bookies.spark.base.plan import Part
 from bookies.spark.base.selection import LATEST
 from bookies.spark.base.settings import STREAM_ONLY, Settings, checked, read_options, settings
-from bookies.spark.read import planning, pushdown, rows
+from bookies.spark.read import planning, pushdown, rows, schema_source
 from bookies.spark.read.partition import EntriesPartition, rows_of, wrapped
 from bookies.spark.read.read import RowReader, row_reader
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, Filter
 
+    from bookies.spark.read.payload_schema import PayloadSchema
     from bookies.spark.read.stream import EntriesStreamReader
 
 ENTRIES = "entries"  # the default of option `table`
@@ -34,6 +36,7 @@ class BookKeeperDataSource(DataSource):
     """`spark.read.format("bookkeeper")`. Options: docs/reference/spark.md."""
 
     _planned: list[EntriesPartition] | None = None
+    _payload: PayloadSchema | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -43,7 +46,8 @@ class BookKeeperDataSource(DataSource):
         if (tables := self._tables()) is not None:
             return tables.schema(self.options)
         options = checked(self.options)
-        ddl = rows.ddl_of(read_options(options))
+        self._payload = schema_source.opened(options, read_options(options))
+        ddl = rows.ddl_of(read_options(options), self._payload)
         # `read` and `readStream` look alike here. `settings` refuses later what only the other one accepts.
         if not any(name in options for name in STREAM_ONLY) and options.get("startingOffsets") != LATEST:
             chosen = settings(options, is_stream=False)
@@ -59,7 +63,7 @@ class BookKeeperDataSource(DataSource):
             reader: DataSourceReader = tables.reader(self.options, schema)
             return reader
         chosen = settings(checked(self.options), is_stream=False)
-        rows_reader = row_reader(chosen, schema)
+        rows_reader = row_reader(chosen, schema, self._payload_of(chosen))
         planned, self._planned = self._planned, None  # Tasks get a copy of this object, without the plan.
         reader_class = FilteringReader if chosen.pushes_filters else EntriesReader
         return reader_class(rows_reader, resolve(chosen) if planned is None else planned)
@@ -71,7 +75,7 @@ class BookKeeperDataSource(DataSource):
             raise InvalidArgument(f"option table={self.options['table']}: only entries can be read as a stream")
         chosen = settings(checked(self.options), is_stream=True)
         self._planned = None
-        return EntriesStreamReader(row_reader(chosen, schema))
+        return EntriesStreamReader(row_reader(chosen, schema, self._payload_of(chosen)))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         from bookies.spark.write import sink
@@ -82,6 +86,13 @@ class BookKeeperDataSource(DataSource):
         from bookies.spark.write import sink
 
         return sink.StreamWriter(self.options, schema, overwrite)
+
+    def _payload_of(self, chosen: Settings) -> PayloadSchema | None:
+        """Return the schema of the payloads as `schema` found it. It was not called if the user gave the columns."""
+        payload, self._payload = self._payload, None  # Tasks get a copy of this object.
+        if payload is None and chosen.value_format in (AVRO, PROTOBUF):
+            return schema_source.opened(checked(self.options), chosen)
+        return payload
 
     def _tables(self) -> Any:
         """Return the module of the metadata tables if option `table` names one of them, else None."""

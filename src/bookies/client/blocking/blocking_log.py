@@ -280,6 +280,8 @@ class Log(Blocking[asynchronous.Log]):
     retention_decision = waits(asynchronous.Log.retention_decision)
     apply_retention = waits(asynchronous.Log.apply_retention)
     history = waits(asynchronous.Log.history)
+    schemas = waits(asynchronous.Log.schemas)
+    add_schema = waits(asynchronous.Log.add_schema)
     compact = waits(asynchronous.Log.compact)
     consumer = opens(asynchronous.Log.consumer, LogConsumer)
     consumers = waits(asynchronous.Log.consumers)

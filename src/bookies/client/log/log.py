@@ -80,6 +80,7 @@ from bookies.protocol.log.member import Member
 from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision, retention_fields
 from bookies.protocol.log.sequences import CURSOR as SEQUENCES_CURSOR
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
+from bookies.protocol.payloads.schemas import Check, LogSchema, LogSchemas, schemas_of, with_schema
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
@@ -435,6 +436,39 @@ class Log:
         is_dry = switch("dry_run", dry_run)
         async with TimeLimit(timeout, f"compact log {self.name}"):
             return await (await compactor_of(self, tombstone_age)).run(is_dry=is_dry)
+
+    # -- schemas -------------------------------------------------------------------------------------------------
+    async def schemas(self, *, timeout: float | None = None) -> LogSchemas:
+        """Return the schemas of the log's payloads. Raises `LogNotFound`, `MetadataCorrupt`."""
+        return schemas_of(await self.manifest(timeout=timeout))
+
+    async def add_schema(
+        self,
+        schema_format: str,
+        text: str,
+        check: Check,
+        *,
+        message: str = "",
+        compatibility: str | None = None,
+        timeout: float | None = None,
+    ) -> LogSchema:
+        """Make a schema the newest of the log, unless the log has it, and return it with its id.
+
+        `schema_format`: "avro", "protobuf", "json" or "arrow"; one for each log. `check`: called with the schemas that
+        the log has, before each attempt; raises `SchemaIncompatible`. `bookies.formats.checked_by` returns one.
+        `message`: Protobuf's. `compatibility`: the rule from now on; None: the log's, which is "backward" at first.
+        `timeout`: seconds. Raises `InvalidArgument`, `LogNotFound`, and what `check` raises.
+        """
+
+        new = LogSchema(0, text, message)
+
+        def change(manifest: Manifest) -> Manifest | None:
+            return with_schema(manifest, new, schema_format, compatibility, check)
+
+        async with TimeLimit(timeout, f"add a schema to log {self.name}"):
+            kept = schemas_of(await (await self._parts()).records.update(change)).find(new)
+        assert kept is not None
+        return kept
 
     async def _retention(self) -> LogRetention:
         return LogRetention(await self._parts(), self._driver)

@@ -28,7 +28,10 @@ def _fetch_counts() -> FetchCounts:
 
 
 class TaskCounts(Struct):
-    """Counters of one task that reads. `size`: bytes as bookies sent them; `wait_s`: waiting for the next batch."""
+    """Counters of one task that reads. `size`: bytes as bookies sent them; `wait_s`: waiting for the next batch.
+
+    `malformed`: payloads and records that did not decode.
+    """
 
     ranges: int = 0
     gaps: int = 0
@@ -36,6 +39,7 @@ class TaskCounts(Struct):
     entries: int = 0
     size: int = 0
     wait_s: float = 0.0
+    malformed: int = 0
     fetch: FetchCounts = field(default_factory=_fetch_counts)
 
     def log(self) -> None:
@@ -45,6 +49,7 @@ class TaskCounts(Struct):
         counts: dict[str, str | int] = {"event": "read", **_place()}
         counts |= {"ranges": self.ranges, "gaps": self.gaps, "batches": self.batches, "entries": self.entries}
         counts |= {"bytes": self.size, **to_builtins(self.fetch), "wait_ms": round(1000 * self.wait_s)}
+        counts["malformed"] = self.malformed
         logger.info(json.dumps(counts))
 
 

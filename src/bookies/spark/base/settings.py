@@ -123,14 +123,39 @@ class PayloadOptions:
     )
     value_format: str = option(
         "valueFormat",
-        "`raw`: BINARY; `utf8`: STRING; `json`: one object per entry; `arrow`: one IPC stream of rows per entry",
-        one_of("raw", "utf8", "json", "arrow"),
+        "`raw`: BINARY; `utf8`: STRING; `json`: one object per entry; `arrow`: one IPC stream of rows per entry; "
+        "`avro`: one record; `protobuf`: one message",
+        one_of("raw", "utf8", "json", "arrow", "avro", "protobuf"),
         "raw",
     )
     value_schema: str | None = option(
         "valueSchema",
         "columns of the payload for `json` and `arrow`, or `.schema(...)`, in which the names of the table above keep "
-        "their meaning",
+        "their meaning. Default: [the log's schema](formats/schemas.md), or what a sample of the rows has",
+    )
+    sample: int = option(
+        "valueSchemaSample", "rows of the sample that decides the columns of `json` and `arrow`", size, "1000"
+    )
+    schema_file: str | None = option(
+        "valueSchemaFile",
+        "schema of `avro` (`.avsc`) or `protobuf` (a descriptor set of `protoc`): a file on the driver. Default: the "
+        "newest one of the registry or the log",
+    )
+    message: str | None = option(
+        "valueMessage", "message of `protobuf`, as `PACKAGE.NAME`. Default: the first one of its file"
+    )
+    framing: str | None = option(
+        "valueFraming",
+        "`confluent`: a payload begins with a zero byte and the id of its schema; `bare`: it does not. Default: `bare` "
+        "if neither the registry nor the log has schemas",
+        one_of("confluent", "bare"),
+    )
+    registry: str | None = option("schemaRegistry", "address of a schema registry: `http://registry:8081`")
+    registry_user: str | None = option(
+        "schemaRegistry.userInfoFile", "file on the driver with `USER:PASSWORD` for the registry"
+    )
+    subject: str | None = option(
+        "schemaRegistry.subject", "subject whose newest schema is read. Default: the name of the log and `-value`"
     )
     mode: str = option(
         "mode",

@@ -11,6 +11,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,9 @@ from msgspec import Struct
 from bookies.errors import InvalidArgument, MetadataCorrupt
 from bookies.spark.base import envelope
 from bookies.spark.base.arrow import Stretch
+
+if TYPE_CHECKING:
+    from bookies.spark.read.payload_schema import PayloadSchema
 
 CORRUPT = "_corrupt_record"
 SIFTED_MAX = 256  # entries that are checked one by one instead of halved again
@@ -39,10 +43,14 @@ class Malformed(InvalidArgument):
 
 
 class Decoded(Struct, frozen=True):
-    """Columns by name. `taken`: for each row the index of its entry in the batch; None: one row per entry, in order."""
+    """Columns by name. `taken`: for each row the index of its entry in the batch; None: one row per entry, in order.
+
+    `malformed`: number of entries that did not decode.
+    """
 
     columns: dict[str, pa.Array]
     taken: pa.Array | None = None
+    malformed: int = 0
 
 
 def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str) -> Decoded:
@@ -61,18 +69,22 @@ def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str)
     dropped = set(bad)
     if mode == "DROPMALFORMED":
         kept = pa.array([index for index in range(len(entries)) if index not in dropped], pa.int64())
-        return Decoded(envelope.decode(entries.take(kept), names), kept)
+        return Decoded(envelope.decode(entries.take(kept), names), kept, len(bad))
     is_good = pa.array([index not in dropped for index in range(len(entries))], pa.bool_())
     [empty_entry] = envelope.encode(pa.nulls(1, pa.binary()))
-    return Decoded(envelope.decode(_one(pc.if_else(is_good, entries, empty_entry)), names))
+    return Decoded(envelope.decode(_one(pc.if_else(is_good, entries, empty_entry)), names), None, len(bad))
 
 
 class Decoder(Struct, frozen=True):
-    """Decoder of payloads. `fields`: the columns inside the payload, and `_corrupt_record` if the schema has it."""
+    """Decoder of payloads. `fields`: the columns inside the payload, and `_corrupt_record` if the schema has it.
+
+    payload: the schema of Avro's and Protobuf's payloads.
+    """
 
     format: str
     fields: tuple[pa.Field, ...]
     mode: str
+    payload: PayloadSchema | None = None
 
     def decode(self, stretch: Stretch, values: pa.Array) -> Decoded:
         """Decode payloads to columns. Raises `Malformed`."""
@@ -80,6 +92,11 @@ class Decoder(Struct, frozen=True):
             return self._text(stretch, values)
         if self.format == "json":
             return self._json(stretch, values)
+        if self.payload is not None:
+            columns, malformed = self.payload.decode(stretch, values, self._payload_fields)
+            for index in sorted(malformed):
+                self._refuse(stretch, index, malformed[index])
+            return self._without_bad(columns, values, sorted(malformed))
         return self._arrow(stretch, values)
 
     @property
@@ -209,6 +226,7 @@ class Decoder(Struct, frozen=True):
         tables: list[pa.Table] = []
         taken: list[int] = []
         bad: list[int] = []
+        malformed = 0
         names = [field.name for field in self._payload_fields]
         schema = pa.schema(self._payload_fields)
         for index in range(len(values)):
@@ -226,6 +244,7 @@ class Decoder(Struct, frozen=True):
                 table = pa.Table.from_arrays(present, schema=schema)
             except UNDECODABLE as error:
                 self._refuse(stretch, index, _reason(error))
+                malformed += 1
                 if self.mode == "DROPMALFORMED":
                     continue
                 table = pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
@@ -235,13 +254,14 @@ class Decoder(Struct, frozen=True):
         joined = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
         columns = {name: _one(joined[name]) for name in names}
         indices = pa.array(taken, pa.int64())
-        return Decoded(self._with_corrupt(columns, values.take(indices), bad).columns, indices)
+        return Decoded(self._with_corrupt(columns, values.take(indices), bad).columns, indices, malformed)
 
     # -- malformed entries ---------------------------------------------------------------------------------------
     def _refuse(self, stretch: Stretch, index: int, reason: str) -> None:
         if self.mode == "FAILFAST":
+            log = "" if stretch.origin.log is None else f"log {stretch.origin.log}: "
             raise Malformed(
-                f"the payload does not match valueFormat={self.format} and the schema ({reason}): "
+                f"{log}the payload does not match valueFormat={self.format} and the schema ({reason}): "
                 "correct them, or choose mode=PERMISSIVE or mode=DROPMALFORMED",
                 ledger_id=stretch.ledger_id,
                 entry_id=stretch.entry_of(index),
@@ -253,7 +273,7 @@ class Decoder(Struct, frozen=True):
         dropped = set(bad)
         kept = pa.array([index for index in range(len(values)) if index not in dropped], pa.int64())
         columns = {name: column.take(kept) for name, column in columns.items()}
-        return Decoded(self._with_corrupt(columns, values.take(kept), []).columns, kept)
+        return Decoded(self._with_corrupt(columns, values.take(kept), []).columns, kept, len(bad))
 
     def _with_corrupt(self, columns: dict[str, pa.Array], values: pa.Array, bad: Sequence[int]) -> Decoded:
         for field in self.fields:
@@ -266,7 +286,7 @@ class Decoder(Struct, frozen=True):
                     rows[index] = values[index].as_py()
                 texts = [None if row is None else row.decode("utf-8", "replace") for row in rows]
                 columns[CORRUPT] = pa.array(rows if pa.types.is_binary(field.type) else texts, field.type)
-        return Decoded(columns)
+        return Decoded(columns, None, len(bad))
 
 
 def _texts(texts: Mapping[int, str], rows: Sequence[int]) -> pa.Array:

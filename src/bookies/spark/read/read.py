@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bookies.client.base import EntryBatch
     from bookies.model import LedgerMetadata
     from bookies.spark.read.decode import Decoded, Decoder
+    from bookies.spark.read.payload_schema import PayloadSchema
 
 Item = tuple[Range, "EntryBatch"] | Gap
 REMEDY = (
@@ -47,12 +48,19 @@ class RowReader(Struct, frozen=True):
 
         Raises the error that client-protocol 3.4 chooses if every replica of an entry failed, and the error of a gap.
         """
+        counts = TaskCounts(len(part.ranges), len(part.gaps))
+        try:
+            yield from self._batches(part, counts)
+        finally:
+            counts.log()
+
+    def _batches(self, part: Part, counts: TaskCounts) -> Iterator[pa.RecordBatch]:
         worker = runtime.worker()
-        items = worker.iterate(lambda: self._fetch(worker, part), _size, self.settings.read_ahead)
+        items = worker.iterate(lambda: self._fetch(worker, part, counts), _size, self.settings.read_ahead)
         waiting: list[pa.RecordBatch] = []
         size = 0
         for rows in arrow.stretches(items, self.settings.batch_size):
-            batch = self._batch(rows)
+            batch = self._batch(rows, counts)
             # Spark has a cost per batch, so the rows of small ranges are joined.
             if waiting and size + batch.nbytes > self.settings.batch_size:
                 yield _joined(waiting)
@@ -62,12 +70,12 @@ class RowReader(Struct, frozen=True):
         if waiting:
             yield _joined(waiting)
 
-    def _batch(self, rows: arrow.Stretch | Gap) -> pa.RecordBatch:
+    def _batch(self, rows: arrow.Stretch | Gap, counts: TaskCounts) -> pa.RecordBatch:
         if isinstance(rows, Gap):
             return arrow.gap_batch(rows, self.schema)
         open_records = self._records_of(rows.origin)
         if open_records is not None or self.decoder is not None:
-            return self._decoded(rows, open_records)
+            return self._decoded(rows, open_records, counts)
         return arrow.record_batch(rows, self.schema)
 
     def _records_of(self, origin: Range) -> Callable[[arrow.Stretch, pa.Array], Decoded] | None:
@@ -85,7 +93,10 @@ class RowReader(Struct, frozen=True):
         return None
 
     def _decoded(
-        self, rows: arrow.Stretch, open_records: Callable[[arrow.Stretch, pa.Array], Decoded] | None
+        self,
+        rows: arrow.Stretch,
+        open_records: Callable[[arrow.Stretch, pa.Array], Decoded] | None,
+        counts: TaskCounts,
     ) -> pa.RecordBatch:
         import pyarrow as pa
 
@@ -95,6 +106,7 @@ class RowReader(Struct, frozen=True):
         inner = {} if inside is None else inside.columns
         columns = {name: arrow.column(rows, name) for name in self.schema.names if name in known and name not in inner}
         if inside is not None:
+            counts.malformed += inside.malformed
             if inside.taken is not None:
                 columns = {name: column.take(inside.taken) for name, column in columns.items()}
                 rows = replace(rows, taken=inside.taken)
@@ -102,23 +114,20 @@ class RowReader(Struct, frozen=True):
             columns |= {name: column.cast(known[name][1]) for name, column in inner.items()}
         if self.decoder is not None:
             decoded = self.decoder.decode(rows, values)
+            counts.malformed += decoded.malformed
             if decoded.taken is not None:
                 columns = {name: column.take(decoded.taken) for name, column in columns.items()}
             columns |= decoded.columns
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
     # -- on the loop ---------------------------------------------------------------------------------------------
-    async def _fetch(self, worker: runtime.Worker, part: Part) -> AsyncGenerator[Item, None]:
-        counts = TaskCounts(len(part.ranges), len(part.gaps))
+    async def _fetch(self, worker: runtime.Worker, part: Part, counts: TaskCounts) -> AsyncGenerator[Item, None]:
         for gap in part.gaps:
             yield gap
         pool = worker.pool(self.settings.uri, self.settings.config, part.addresses)
-        try:
-            for entry_range in part.ranges:
-                async for item in self._range(worker, pool, entry_range, counts):
-                    yield item
-        finally:
-            counts.log()
+        for entry_range in part.ranges:
+            async for item in self._range(worker, pool, entry_range, counts):
+                yield item
 
     async def _range(
         self, worker: runtime.Worker, pool: Any, entry_range: Range, counts: TaskCounts
@@ -286,10 +295,13 @@ def _loss_error(gap: Gap, entry_range: Range) -> BookKeeperError:
     return LogTruncated(f"{ledger} no longer exist: log {entry_range.log} was truncated while it was read. {REMEDY}")
 
 
-def row_reader(settings: Settings, schema: Any) -> RowReader:
-    """Return the reader of a query. `schema`: of the rows, as Spark's StructType. Raises `InvalidArgument`."""
+def row_reader(settings: Settings, schema: Any, payload: PayloadSchema | None = None) -> RowReader:
+    """Return the reader of a query. Raises `InvalidArgument`.
+
+    schema: of the rows, as Spark's StructType. payload: of the payloads, if it is more than that.
+    """
     from bookies.spark.read.rows import arrow_schema_of, check_names, decoder_of
 
     arrow_schema = arrow_schema_of(settings, schema)
     check_names(arrow_schema.names)
-    return RowReader(settings, arrow_schema, decoder_of(settings, arrow_schema))
+    return RowReader(settings, arrow_schema, decoder_of(settings, arrow_schema, payload))

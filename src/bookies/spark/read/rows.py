@@ -13,19 +13,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from bookies.spark.read.decode import Decoder
+    from bookies.spark.read.payload_schema import PayloadSchema
 
 
-def ddl_of(options: ReadOptions) -> str:
-    """Return the default schema as Spark's DDL. Raises `InvalidArgument`."""
+def ddl_of(options: ReadOptions, payload: PayloadSchema | None) -> str:
+    """Return the default schema as Spark's DDL. `payload`: None if the options name the columns, or it has none."""
     columns = arrow.columns_of(options)
-    if options.value_format in ("json", "arrow"):
-        if options.value_schema is None:
-            raise InvalidArgument(
-                f"option valueFormat={options.value_format} needs the schema of the payload: option valueSchema, such "
-                "as 'id BIGINT, name STRING', or .schema(...)"
-            )
+    if options.value_format not in ("raw", "utf8"):
         own = arrow.spark_schema([name for name in columns if name != "value"])
-        return ", ".join(part for part in (own, options.value_schema) if part)
+        inside = options.value_schema if payload is None else payload.ddl
+        return ", ".join(part for part in (own, inside) if part)
     if options.value_format == "utf8":
         return ", ".join("value STRING" if name == "value" else arrow.spark_schema([name]) for name in columns)
     return arrow.spark_schema(columns)
@@ -59,7 +56,8 @@ def arrow_schema_of(options: ReadOptions, schema: Any) -> pa.Schema:
 
 
 def batch_schema_of(options: ReadOptions, payload: pa.Schema | None) -> pa.Schema:
-    """Return the default schema of the record batches, without Spark. `payload`: the columns inside the payload.
+    """Return the default schema of the record batches, without Spark. `payload`: the columns inside the payload; None:
+    it has none of its own.
 
     Raises `InvalidArgument`.
     """
@@ -71,10 +69,7 @@ def batch_schema_of(options: ReadOptions, payload: pa.Schema | None) -> pa.Schem
         if payload is not None:
             raise InvalidArgument(f"schema: valueFormat={value_format} has the column value; leave it out")
         return own if value_format == "raw" or index < 0 else own.set(index, pa.field("value", pa.string()))
-    if payload is None:
-        raise InvalidArgument(
-            f"valueFormat={value_format} needs the columns of the payload: schema=pyarrow.schema(...)"
-        )
+    assert payload is not None, "other formats have columns"
     fields = [*(own if index < 0 else own.remove(index)), *(field.with_nullable(True) for field in payload)]
     check_names([field.name for field in fields])
     return pa.schema(fields)
@@ -89,12 +84,19 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def decoder_of(options: ReadOptions, schema: pa.Schema) -> Decoder | None:
-    """Return the decoder of the columns inside the payload; None if the payload is delivered as it is."""
+def decoder_of(options: ReadOptions, schema: pa.Schema, payload: PayloadSchema | None = None) -> Decoder | None:
+    """Return the decoder of the columns inside the payload; None if the payload is delivered as it is.
+
+    Raises `InvalidArgument` for a column that is not in the payload's schema.
+    """
     if options.value_format == "raw":
         return None
-    from bookies.spark.read.decode import Decoder
+    from bookies.spark.read.decode import CORRUPT, Decoder
 
-    own = [name for name in arrow.known_columns(options) if name != "value"]
-    fields = tuple(field for field in schema if field.name not in own)
-    return Decoder(options.value_format, fields, options.mode) if fields else None
+    known = arrow.known_columns(options)
+    fields = tuple(field for field in schema if field.name not in known or field.name == "value")
+    if payload is not None and payload.payloads is None:
+        payload = None
+    if payload is not None:
+        payload.check([field for field in fields if field.name != CORRUPT])
+    return Decoder(options.value_format, fields, options.mode, payload) if fields else None

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from bookies.client.client import Client
+    from bookies.client.log import Log
     from bookies.client.log.transaction import TransactionContext
     from bookies.client.log.transaction_writer import PartWriter
     from bookies.distributedlog import Namespace
@@ -122,15 +123,15 @@ def _client(settings: Settings) -> Client:
 
 async def record_format_of(parts: TransactionContext, settings: Settings, log: str) -> str:
     """Return the format of a log, created first if option createLog is set. Raises `LogNotFound`, `InvalidArgument`."""
-    from bookies.client.log import Log
     from bookies.client.log.transaction import read_head
 
     manifest = await read_head(parts.driver, log)
     if manifest is None and settings.creates_log:
         new_format = settings.record_format or (ENVELOPE if settings.needs_envelope else RAW)
-        new_log = Log(parts.client, parts.runtime, parts.driver, log, parts.password)
         compression = settings.compression
-        await new_log.create(record_format=new_format, compression=compression, exist_ok=True, **settings.shape)
+        await _log(parts, log).create(
+            record_format=new_format, compression=compression, exist_ok=True, **settings.shape
+        )
         manifest = await read_head(parts.driver, log)
     if manifest is None:
         raise LogNotFound(f"there is no log {log}: create it with `bk log create {log}`, or set option createLog=true")
@@ -142,6 +143,12 @@ async def record_format_of(parts: TransactionContext, settings: Settings, log: s
             f"log {log} keeps raw values, without {names}: drop the column, or create a log with record format envelope"
         )
     return manifest.record_format
+
+
+def _log(parts: TransactionContext, name: str) -> Log:
+    from bookies.client.log import Log
+
+    return Log(parts.client, parts.runtime, parts.driver, name, parts.password)
 
 
 def _commit(settings: Settings, txn: Transaction) -> None:
@@ -270,10 +277,15 @@ def _planned(settings: Settings, *, is_replacing: bool) -> Settings:
     """Check before any task starts that the log exists and accepts these columns. Return the settings of the tasks."""
     if settings.namespace is not None:
         return dlog_batches.planned(settings, is_replacing=is_replacing)
-    if settings.log is not None:
-        log = settings.log
-        _with_parts(settings, lambda parts: record_format_of(parts, settings, log))
-    return settings
+    if settings.log is None:
+        return settings
+    log = settings.log
+    _with_parts(settings, lambda parts: record_format_of(parts, settings, log))
+    if settings.payload is None:
+        return settings
+    from bookies.spark.write.payload_writing import with_schema_kept
+
+    return with_schema_kept(settings, lambda act: _with_parts(settings, lambda parts: act(_log(parts, log))))
 
 
 # -- a task's part ---------------------------------------------------------------------------------------------------
@@ -315,7 +327,11 @@ def _routed(batch: pa.RecordBatch, settings: Settings) -> Iterator[tuple[str, di
     """Yield each log and its columns of a record batch. The rows of one log keep their order."""
     import pyarrow.compute as pc
 
-    columns = {name: batch.column(name) for name in settings.columns if name != "log"}
+    columns = {name: batch.column(name) for name in settings.columns if name in batch.schema.names and name != "log"}
+    if settings.payload is not None:
+        from bookies.spark.write.payload_writing import payloads_of
+
+        columns["value"] = payloads_of(settings, batch)
     if settings.log is not None:
         yield settings.log, columns
         return

@@ -10,8 +10,10 @@ from bookies.client.base.keys import digest_type_of
 from bookies.distributedlog.formats.log_names import check_name
 from bookies.encoding.record_sets import CODECS
 from bookies.errors import InvalidArgument
+from bookies.formats.columns import plain
 from bookies.model import DigestType
 from bookies.protocol.log.log_model import RECORD_FORMATS, check_log_name
+from bookies.protocol.payloads.schemas import ARROW, AVRO, COMPATIBILITIES, PROTOBUF, SCHEMA_FORMATS
 from bookies.spark.base.options import (
     URI,
     duration,
@@ -30,7 +32,10 @@ from bookies.spark.base.options import (
 from bookies.spark.write import unchanged
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from bookies.client.log.transaction import OnOpenTail
+    from bookies.formats.payloads import Payloads
 
 OWN_OPTIONS_OF_STREAMS = ("checkpointLocation",)  # Spark passes them along with the others
 TARGETS = ("log", "topic", "path")
@@ -43,7 +48,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the allowed types
     "log": ("string",),
 }
 ENVELOPE_COLUMNS = ("key", "headers", "timestamp")
-REFUSED_IN_NAMESPACE = (URI, "recordFormat", "digestType")
+REFUSED_IN_NAMESPACE = (URI, "recordFormat", "digestType", "valueFormat")
 
 
 def _milliseconds(text: str) -> float:
@@ -84,6 +89,37 @@ class WriteOptions:
         "codec of the record sets of a log that is created: `zstd` or `lz4`",
         one_of(*CODECS, expected=f"one of {', '.join(CODECS)}"),
     )
+    value_format: str = option(
+        "valueFormat",
+        "`raw`: column `value` is the payload; `json`, `arrow`, `avro`, `protobuf`: [the other columns "
+        "are](#payloads-of-columns)",
+        one_of("raw", *SCHEMA_FORMATS),
+        "raw",
+    )
+    schema_file: str | None = option(
+        "valueSchemaFile",
+        "schema of `avro` (`.avsc`) or `protobuf` (a descriptor set of `protoc`): a file on the driver. Default: "
+        "the newest schema, and of `avro` the columns that it lacks. `protobuf` requires it for the first write",
+    )
+    message: str | None = option(
+        "valueMessage", "message of `protobuf`, as `PACKAGE.NAME`. Default: the first one of its file"
+    )
+    compatibility: str | None = option(
+        "compatibility",
+        "what a changed schema must fulfil: `backward`: it reads all earlier rows; `forward`: the earlier schemas read "
+        "its rows; `full`: both; `none`. Default: the log's, which is `backward` at first. A registry has its own",
+        one_of(*COMPATIBILITIES),
+    )
+    registry: str | None = option(
+        "schemaRegistry",
+        "address of a schema registry that keeps the schemas: `http://registry:8081`. Default: the log",
+    )
+    registry_user: str | None = option(
+        "schemaRegistry.userInfoFile", "file on the driver with `USER:PASSWORD` for the registry"
+    )
+    subject: str | None = option(
+        "schemaRegistry.subject", "subject of the schemas. Default: the name of the log and `-value`"
+    )
     ensemble: int | None = option("ensembleSize", "bookies of a new ledger. Default: the log's", size)
     write_quorum: int | None = option("writeQuorum", "copies of an entry. Default: the log's", size)
     ack_quorum: int | None = option("ackQuorum", "copies that acknowledge an entry. Default: the log's", size)
@@ -119,12 +155,17 @@ class WriteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(WriteOptions):
-    """The checked options, and the columns of the rows. `txid`: of the batch, in a namespace of DistributedLog."""
+    """The checked options, and the columns of the rows. `txid`: of the batch, in a namespace of DistributedLog.
+
+    payload, payloads: columns that become the payload, and their encoder; None: column `value` is the payload.
+    """
 
     uri: str
     txid: int = 0
     password: bytes = field(repr=False)
     columns: tuple[str, ...]
+    payload: pa.Schema | None = None
+    payloads: Payloads | None = None
 
     @property
     def needs_envelope(self) -> bool:
@@ -135,8 +176,10 @@ def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> 
     """Check options and columns. Raises `InvalidArgument`, `ConfigError`: one sentence that names what is wrong."""
     allowed = names_of(WriteOptions)
     proper = proper_names(options, (*allowed, *OWN_OPTIONS_OF_STREAMS) if is_stream else allowed)
-    columns = checked_columns(schema)
     values = values_of(WriteOptions, proper)
+    value_format = values.get("value_format", "raw")
+    columns, payload = _divided(schema, value_format)
+    _check_format(proper, value_format)
     named = [name for name in TARGETS if values.get(name)]
     if len(named) > 1:
         raise InvalidArgument(f"options {' and '.join(named)} both name the log: keep one of them")
@@ -152,7 +195,41 @@ def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> 
             check_log_name(values["log"])
     values["app"] = values.get("app") or None
     _check_identity(values["app"], values.get("version"), is_stream=is_stream)
-    return Settings(**values, uri=uri, password=read_password(proper), columns=columns)
+    if payload is not None and values["log"] is None:
+        raise InvalidArgument(f"valueFormat={value_format} writes one log: option log=NAME or save(NAME)")
+    return Settings(**values, uri=uri, password=read_password(proper), columns=columns, payload=payload)
+
+
+def _check_format(options: Mapping[str, str], value_format: str) -> None:
+    """Check that the options for payloads have a meaning. Raises `InvalidArgument`."""
+    of_schemas = ("valueSchemaFile", "schemaRegistry", "schemaRegistry.subject", "schemaRegistry.userInfoFile")
+    for name in (*of_schemas, "valueMessage", "compatibility"):
+        is_fitting = value_format in (AVRO, PROTOBUF) or (name == "compatibility" and value_format != "raw")
+        if name in options and not is_fitting:
+            raise InvalidArgument(f"option {name} has no meaning with valueFormat={value_format}: leave it out")
+    if "schemaRegistry" in options and "compatibility" in options:
+        raise InvalidArgument("option compatibility is a log's: a registry has its own for each subject; leave it out")
+
+
+def _divided(schema: Any, value_format: str) -> tuple[tuple[str, ...], pa.Schema | None]:
+    """Return the columns of records, and those of the payload: None if `value` is the payload."""
+    if value_format == "raw":
+        return checked_columns(schema), None
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    own = [column for column in schema.fields if column.name in COLUMNS and column.name != "value"]
+    names = [column.name for column in schema.fields if column not in own]
+    if not names or len(set(schema.names)) < len(schema.names):
+        raise InvalidArgument(f"valueFormat={value_format} needs columns of the payload, each name once")
+    if value_format == ARROW and own:
+        raise InvalidArgument(
+            f"column {own[0].name!r}: an entry of Arrow has many rows, and so no {own[0].name}; drop it"
+        )
+    _check_types(own)
+    types = to_arrow_schema(schema, timezone="UTC")
+    payload = pa.schema([pa.field(name, plain(types.field(name).type)) for name in names])
+    return (*(column.name for column in own), "value"), payload
 
 
 def _namespace_uri(options: Mapping[str, str], columns: Sequence[str]) -> str:
@@ -170,12 +247,10 @@ def checked_columns(schema: Any) -> tuple[str, ...]:
     for column in schema.fields:
         if column.name not in COLUMNS:
             raise InvalidArgument(
-                f"column {column.name!r}: a log accepts the columns {', '.join(COLUMNS)}; select those"
+                f"column {column.name!r}: a log accepts the columns {', '.join(COLUMNS)}; select those, or make a "
+                "payload of the others with option valueFormat"
             )
-        type_name = column.dataType.simpleString()
-        if type_name not in COLUMNS[column.name]:
-            allowed = " or ".join(name.upper() for name in COLUMNS[column.name])
-            raise InvalidArgument(f"column {column.name!r} is {type_name.upper()}; a log accepts {allowed}: cast it")
+    _check_types(schema.fields)
     names = tuple(column.name for column in schema.fields)
     if "value" not in names:
         raise InvalidArgument(
@@ -184,6 +259,14 @@ def checked_columns(schema: Any) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise InvalidArgument(f"a column is repeated: {', '.join(names)}; keep one of each")
     return names
+
+
+def _check_types(columns: Sequence[Any]) -> None:
+    for column in columns:
+        type_name = column.dataType.simpleString()
+        if type_name not in COLUMNS[column.name]:
+            allowed = " or ".join(name.upper() for name in COLUMNS[column.name])
+            raise InvalidArgument(f"column {column.name!r} is {type_name.upper()}; a log accepts {allowed}: cast it")
 
 
 def _check_identity(app: str | None, version: int | None, *, is_stream: bool) -> None:

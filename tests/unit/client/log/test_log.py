@@ -26,6 +26,7 @@ from bookies.errors import (
     MetadataError,
     NotEnoughBookies,
     RecordNotFound,
+    SchemaIncompatible,
     Unauthorized,
 )
 from bookies.metadata.embedded import MemoryDriver
@@ -33,6 +34,7 @@ from bookies.metadata.interface.driver import RECORD_SIZE_MAX, LedgerLock, Versi
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import pack_manifest
+from bookies.protocol.payloads.schemas import LogSchemas
 
 Act = Callable[[World, Client, Log], Awaitable[None]]
 QUICK = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000}
@@ -249,6 +251,40 @@ def test_passwords() -> None:
 
 
 # -- rolling ---------------------------------------------------------------------------------------------------------
+
+
+def test_schemas_are_kept_while_others_change_the_log() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        def accepting(known: LogSchemas) -> None:
+            pass
+
+        def check(known: LogSchemas) -> None:
+            if len(known.versions) > 2:
+                raise SchemaIncompatible("too many")
+
+        assert await log.schemas() == LogSchemas()
+        assert (await log.add_schema("json", "a INT", accepting)).id == 1
+        others = [await world.client() for _ in range(2)]
+        added = await asyncio.gather(
+            *(
+                one.log("orders").add_schema("json", f"{name} INT", check)
+                for one, name in zip(others, "bc", strict=True)
+            )
+        )
+        async with log.lead() as writer:
+            await writer.append(b"x")
+            await writer.roll()
+        kept = await log.schemas()
+        assert {(one.id, one.text) for one in kept.versions[1:]} == {(one.id, one.text) for one in added}
+        assert [one.id for one in kept.versions] == [1, 2, 3]
+        with pytest.raises(SchemaIncompatible):
+            await log.add_schema("json", "d INT", check)
+        assert (await log.add_schema("json", "a INT", check, compatibility="full")).id == 1
+        assert (await log.schemas()).compatibility == "full"
+        with pytest.raises(LogNotFound):
+            await client.log("nothing").add_schema("json", "a INT", check)
+
+    with_log(act)
 
 
 async def ledger_count(log: Log) -> int:

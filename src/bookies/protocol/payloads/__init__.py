@@ -1,0 +1,1 @@
+"""Payloads of a log's entries: their schemas."""
