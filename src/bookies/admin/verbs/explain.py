@@ -220,12 +220,11 @@ def _verdict(standing: LedgerDiagnosis, good: int | None) -> str:
         return f"offloaded: its entries are in {place}, and no bookie needs them"
     if good is None:
         return "it has no entries, so no replica can be missing"
-    text = f"{good} of {record.write_quorum} replicas are good, "
-    if good == 0:
-        text += "so it cannot be read now"
+    if good == 0:  # A bookie that lacks one entry does not count for any.
+        text = "no bookie has all entries that it should have, so some may be unreadable now"
     else:
         holds = "holds" if good >= record.ack_quorum else "does not hold"
-        text += f"ack quorum {record.ack_quorum} {holds}: readable"
+        text = f"{good} of {record.write_quorum} replicas are good, ack quorum {record.ack_quorum} {holds}: readable"
     if good < record.write_quorum:
         return f"{text}. Under-replicated: {_next(standing, 'repaired')}"
     if not (leaving := _leaving(standing)):

@@ -80,7 +80,7 @@ async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: 
     if not as_json:
         print(f"{_ledgers(checked)} checked, {bad:,} with problems{_offloaded(offloaded)}")
         if fewest is not None:
-            print(f"fewest good replicas of an entry: {fewest}")
+            print(f"fewest good replicas of an entry: {fewest or 'not known, no bookie has all entries'}")
     return report_unreadable("ledger", unreadable) or int(bool(bad))
 
 
@@ -128,8 +128,9 @@ def _print_problems(check: LedgerCheck) -> None:
 
 def _problem_line(verdict: FragmentVerdict) -> str:
     fragment, fewest = verdict.fragment, verdict.fewest_replicas
-    worst = "an entry has no good replica" if fewest == 0 else f"at least {fewest} good of {fragment.write_quorum}"
-    return f"  entries {fragment.first:,} to {fragment.last:,}  {worst}"
+    # A bookie that lacks one entry does not count for any: entries that different bookies lack have good replicas.
+    good = f"at least {fewest} good of {fragment.write_quorum}" if fewest else "no bookie has all of them"
+    return f"  entries {fragment.first:,} to {fragment.last:,}  {good}"
 
 
 class LedgerRepairs:

@@ -56,7 +56,7 @@ def test_damage_of_the_only_replica_promises_no_repair() -> None:
         standing, verdicts=verdicts, assessment=assess(standing.record, verdicts, standing.circumstances), mark=MARK
     )
     text = _verdict(alone, 0)
-    assert "so it cannot be read now" in text
+    assert "no bookie has all entries that it should have, so some may be unreadable now" in text
     assert "copies the entries that can be read, and names those that are lost" in text
     assert "will be repaired" not in text
     verdicts = [verdict_of({A: damaged})]

@@ -103,3 +103,20 @@ def test_ledgers_that_are_locked_wait_until_the_others_are_done(capsys: pytest.C
         assert_replicated(world, await store.metadata(ledgers[2]), 9)
 
     play(act, 5)
+
+
+def test_entries_that_different_bookies_lack_are_not_reported_as_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 30)
+        record = await store.metadata(ledger_id)
+        for entry_id, bookie in enumerate(record.last_ensemble):
+            del world.bookies[bookie].ledgers[ledger_id].entries[entry_id]
+        assert await replication.verify_ledgers(store, [ledger_id], 100, as_json=False) == 1
+        said = capsys.readouterr().out
+        assert "  entries 0 to 29  no bookie has all of them\n" in said
+        assert "fewest good replicas of an entry: not known, no bookie has all entries\n" in said
+        assert await repair(world, store, ledger_id) == 0
+        assert_replicated(world, record, 29)
+
+    play(act)
