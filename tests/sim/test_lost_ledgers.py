@@ -14,6 +14,7 @@ from tests.sim.space_world import ALL, Body, collect, compact, fill, logs_of, sm
 
 from bookies.errors import DataUnknown, EntryNotFound, LedgerFenced, LedgerUnknownToBookie
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
@@ -272,6 +273,34 @@ def test_a_deleted_ledger_that_was_stored_again_elsewhere_is_kept(small: Any, bo
     made.live(decided, stops=False)
     made.crash(NOTHING_SURVIVES)
     assert made.live(after)
+
+
+def test_a_found_ledger_is_doubted_until_that_is_durable(
+    small: Any, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk has room for the list of another ledger's quarantine, and none for the start's checkpoint."""
+    made, records = small(), FakeRecords.of(LOST)
+    return_elsewhere(made, body, is_flushed=True)
+
+    async def uncovered(*arguments: object, **options: object) -> None:
+        pass
+
+    async def full(store: LedgerStore, promises: Any) -> None:
+        await store._open().removals.quarantine([6], QuarantineState.QUARANTINED, 0)
+
+    async def decided(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert store._open().removals.get(LOST) is None
+        assert await store.read(LOST, 20) == body(LOST, 20, size=500)
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "_checkpoint", uncovered)
+        made.live(full, stops=False)
+    made.crash(PROCESS_DIES)
+    assert made.live(decided)
 
 
 @pytest.mark.parametrize("is_flushed", [True, False])

@@ -242,6 +242,8 @@ class Quarantine:
             chosen = self._ready_for(QuarantineEvent.DELETE, ledger_ids)
             surplus = [ledger_id for ledger_id in chosen if self._states[ledger_id].state is QuarantineState.SURPLUS]
             await self._take(chosen, QuarantineEvent.DELETE, now_ms)
+            for ledger_id in chosen:
+                self.found.pop(ledger_id, None)
             await self._finish()
             if surplus:
                 # Surplus ledgers exist, and may be copied to this bookie again.
@@ -299,13 +301,21 @@ class Quarantine:
             return
         before = {ledger_id: self._states.get(ledger_id) for ledger_id in changes}
         self._apply({ledger_id: removal for ledger_id, removal in changes.items() if removal is not None})
-        noted = {ledger_id: removal for ledger_id, removal in self._states.items() if changes.get(ledger_id, removal)}
+        noted = {
+            ledger_id: self._durable(ledger_id, removal)
+            for ledger_id, removal in self._states.items()
+            if changes.get(ledger_id, removal)
+        }
         try:
             await self._checkpointer.worker.run(self.files.write, noted)
         except BaseException:
             self._apply(before)
             raise
         self._apply(changes)
+
+    def _durable(self, ledger_id: int, removal: QuarantineRecord) -> QuarantineRecord:
+        """Return the state to note. A found ledger stays deleted there: it may not be in limbo durably."""
+        return QuarantineRecord(QuarantineState.DELETED, removal.since_ms) if ledger_id in self.found else removal
 
     def _apply(self, changes: Mapping[int, QuarantineRecord | None]) -> None:
         for ledger_id, removal in changes.items():
