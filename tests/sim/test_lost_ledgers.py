@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
-from bookies.storage.journal import journal_trailer
+from bookies.storage.journal import journal_format, journal_trailer
 from bookies.storage.store import LedgerStore
 
 LIST = "/ledgers0/current/removedLedgers"
@@ -301,6 +302,28 @@ def test_a_found_ledger_is_doubted_until_that_is_durable(
         made.live(full, stops=False)
     made.crash(PROCESS_DIES)
     assert made.live(decided)
+
+
+def test_a_record_that_says_nothing_does_not_bring_a_deleted_ledger_back(small: Any, body: Body) -> None:
+    """Its kind is unknown, or a crash has cut its ids off, so they may be those of any ledger."""
+    made, records = small(), FakeRecords.of(6)
+
+    async def delete(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store)
+
+    async def start(store: LedgerStore, promises: Any) -> None:
+        assert store._open().removals.is_deleted(LOST)
+        assert not store._open().removals.found
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert store._open().removals.is_deleted(LOST)
+
+    assert made.live(delete)
+    newest = max(int(posixpath.basename(path)[:-4], 16) for path in made.disk.files() if path.endswith(".txn"))
+    record = struct.pack(">Iqq", 16, LOST, -0x7777)
+    made.disk.put(f"/journal0/current/{journal_format.file_name(newest + 1)}", journal_format.pack_header() + record)
+    assert made.live(start)
 
 
 @pytest.mark.parametrize("is_flushed", [True, False])

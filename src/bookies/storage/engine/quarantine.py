@@ -145,6 +145,17 @@ class Quarantine:
         self.found[ledger_id] = None
         self._inherited.discard(ledger_id)
 
+    def doubted(self) -> list[int]:
+        """Return the found ledgers after the replay. Of those that the index lacks nothing was found: they are deleted.
+
+        Their ids were in records of an unknown kind, or in what a crash has cut off.
+        """
+        for ledger_id in [ledger_id for ledger_id in self.found if not self._index.is_known(ledger_id)]:
+            self._states[ledger_id] = self._durable(ledger_id, self._states[ledger_id])
+            self._inherited.add(ledger_id)
+            del self.found[ledger_id]
+        return list(self.found)
+
     # -- queries -------------------------------------------------------------------------------------------------
     @property
     def states(self) -> Mapping[int, QuarantineRecord]:
