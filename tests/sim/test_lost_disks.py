@@ -6,6 +6,7 @@ crashes the first start after a loss at every `BK_SWEEP_STEP`-th call.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
@@ -169,6 +170,37 @@ def test_a_journal_without_room_does_not_repeat_the_loss(
     with monkeypatch.context() as patch:
         patch.setattr(opening, "note_place", refuse)
         assert made.live(settle)
+    assert made.live(compare)
+
+
+def test_a_loss_without_room_for_its_note_is_noted_before_records_are_accepted(
+    bookie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next start puts the ledgers into limbo again, also those that were written since."""
+    made = bookie()
+    assert made.live(write)
+    lose(made, ["/journal0"], is_replaced=True)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise DiskFull("no room")
+
+    async def settle(store: LedgerStore, promises: Any) -> None:
+        assert "no free space for the note of a lost directory" in store.read_only_reason
+        patch.undo()
+        writable = asyncio.Event()
+        store.on_mode_change(writable.set)
+        await writable.wait()
+        await store.settle_unknown_ledgers(range(15))
+        await promises.add(store, 700, {entry: entry_body(700, entry, size=400) for entry in range(5)})
+
+    async def compare(store: LedgerStore, promises: Any) -> None:
+        assert not store.has_unknown_ledgers
+        assert 700 not in store.limbo
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "note_applied", refuse)
+        assert made.live(settle, stops=False)
+    made.crash(PROCESS_DIES)
     assert made.live(compare)
 
 

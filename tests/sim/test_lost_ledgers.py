@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,10 +15,11 @@ from tests.sim.space_world import ALL, Body, collect, compact, fill, logs_of, sm
 
 from bookies.errors import DataUnknown, EntryNotFound, LedgerFenced, LedgerUnknownToBookie
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
-from bookies.storage.journal import journal_trailer
+from bookies.storage.journal import journal_format, journal_trailer
 from bookies.storage.store import LedgerStore
 
 LIST = "/ledgers0/current/removedLedgers"
@@ -272,6 +274,56 @@ def test_a_deleted_ledger_that_was_stored_again_elsewhere_is_kept(small: Any, bo
     made.live(decided, stops=False)
     made.crash(NOTHING_SURVIVES)
     assert made.live(after)
+
+
+def test_a_found_ledger_is_doubted_until_that_is_durable(
+    small: Any, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk has room for the list of another ledger's quarantine, and none for the start's checkpoint."""
+    made, records = small(), FakeRecords.of(LOST)
+    return_elsewhere(made, body, is_flushed=True)
+
+    async def uncovered(*arguments: object, **options: object) -> None:
+        pass
+
+    async def full(store: LedgerStore, promises: Any) -> None:
+        await store._open().removals.quarantine([6], QuarantineState.QUARANTINED, 0)
+
+    async def decided(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert store._open().removals.get(LOST) is None
+        assert await store.read(LOST, 20) == body(LOST, 20, size=500)
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "_checkpoint", uncovered)
+        made.live(full, stops=False)
+    made.crash(PROCESS_DIES)
+    assert made.live(decided)
+
+
+def test_a_record_that_says_nothing_does_not_bring_a_deleted_ledger_back(small: Any, body: Body) -> None:
+    """Its kind is unknown, or a crash has cut its ids off, so they may be those of any ledger."""
+    made, records = small(), FakeRecords.of(6)
+
+    async def delete(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store)
+
+    async def start(store: LedgerStore, promises: Any) -> None:
+        assert store._open().removals.is_deleted(LOST)
+        assert not store._open().removals.found
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert store._open().removals.is_deleted(LOST)
+
+    assert made.live(delete)
+    newest = max(int(posixpath.basename(path)[:-4], 16) for path in made.disk.files() if path.endswith(".txn"))
+    record = struct.pack(">Iqq", 16, LOST, -0x7777)
+    made.disk.put(f"/journal0/current/{journal_format.file_name(newest + 1)}", journal_format.pack_header() + record)
+    assert made.live(start)
 
 
 @pytest.mark.parametrize("is_flushed", [True, False])

@@ -161,7 +161,7 @@ async def promote(target: Client, name: str) -> Manifest:
     await parts.driver.restore_ids(GivenIds((state.next_id if state is not None else 0) + IDS_APART, ()))
     while is_mirror(manifest):
         for ledger_id in manifest.open_ledgers:
-            await _bring_back(target, ledger_id, manifest.extra[MIRROR_OF].removesuffix(f"/{name}"))
+            await _bring_back(target, ledger_id, manifest)
         ends = await final_ends(target, manifest)
 
         def change(current: Manifest, ends: dict[int, LedgerEnd] = ends) -> Manifest | None:
@@ -172,17 +172,23 @@ async def promote(target: Client, name: str) -> Manifest:
     return manifest
 
 
-async def _bring_back(target: Client, ledger_id: int, cluster: str) -> None:
+async def _bring_back(target: Client, ledger_id: int, manifest: Manifest) -> None:
     """Create a listed ledger without entries, if the target has lost it: positions stay what they are.
 
-    `cluster`: the source.
+    It gets the password of the log's other ledgers, with which the log's readers open it.
     """
     try:
         await target.metadata(ledger_id)
     except LedgerNotFound:
+        password = b""
+        for other in manifest.storages:
+            with suppress(LedgerNotFound):
+                password = (await target.metadata(other)).password or b""
+                break
         await target.transactions().driver.unspend_id(ledger_id)
+        labels = {FROM: origin_of(manifest.extra[MIRROR_OF].partition("/")[0], ledger_id)}
         with suppress(LedgerExists):  # A mirror that still runs has begun to copy it again.
-            async with target.create(ensemble=1, ledger_id=ledger_id, labels={FROM: origin_of(cluster, ledger_id)}):
+            async with target.create(ensemble=1, password=password, ledger_id=ledger_id, labels=labels):
                 pass
 
 

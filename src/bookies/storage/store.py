@@ -128,7 +128,7 @@ class LedgerStore(StoreWrites, StoreReads):
             self._running.append(parts.checkpointer.serve(self._tasks, parts.journals))
             for journal in parts.journals:
                 journal.on_short = parts.disks.measure_now
-            self._misses_journal = not all(journal.is_open for journal in parts.journals)
+            self._misses_journal = parts.report.has_losses or not self._has_journals(parts)
             if self._misses_journal:
                 self._events.error("storage.journals_wait", reason=self.read_only_reason)
                 self._running.append(self._tasks.start(self._open_journals(parts), "journals without room"))
@@ -151,8 +151,14 @@ class LedgerStore(StoreWrites, StoreReads):
             self._events.info("storage.page_size_kept", found=page_size, setting=self._config.index_page_size)
             self._config = dataclasses.replace(self._config, index_page_size=page_size)
 
+    @staticmethod
+    def _has_journals(parts: StorageParts) -> bool:
+        return all(journal.is_open for journal in parts.journals)
+
     async def _open_journals(self, parts: StorageParts) -> None:
-        """Retry until there is space for the checkpoint of the start and for the first file of each journal."""
+        """Retry until there is space for the checkpoint of the start, the first file of each journal, and the note of
+        directories that were lost.
+        """
         while self._misses_journal:
             await asyncio.sleep(JOURNAL_RETRY_S)
             if not parts.report.is_covered:
@@ -303,8 +309,9 @@ class LedgerStore(StoreWrites, StoreReads):
         if parts is None or self._failure is not None:
             return f"the storage {'has failed: ' + str(self._failure) if self._failure else 'is not running'}"
         if self._misses_journal:
-            missing = "a checkpoint" if not parts.report.is_covered else "a journal file"
-            return f"there is no free space for {missing}; free some, and the bookie creates it within seconds"
+            missing = "a journal file" if not self._has_journals(parts) else "the note of a lost directory"
+            missing = missing if parts.report.is_covered else "a checkpoint"
+            return f"there is no free space for {missing}; free some, and the bookie writes it within seconds"
         return parts.disks.full_reason or (
             f"entries cannot be flushed: {parts.checkpointer.flusher.problem}; retried every second"
         )

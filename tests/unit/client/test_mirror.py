@@ -385,6 +385,27 @@ def test_a_mirror_without_its_last_ledger_continues_when_the_source_is_lost() ->
     play_two(act)
 
 
+def test_a_lost_last_ledger_gets_the_password_of_its_log() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        log = source.log("orders", password=b"secret")
+        await log.create(ensemble=1)
+        async with log.lead() as leader:
+            await leader.append(b"kept")
+        async with log.lead() as leader:
+            last = await leader.append(b"one")
+            await mirrored(source, target)
+            await target.administration().recover(last.ledger_id)
+            await target.delete(last.ledger_id)
+        await promote(target, "orders")
+        copy = target.log("orders", password=b"secret")
+        async with copy.lead() as leader:
+            await leader.append(b"next")
+        async with copy.open() as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"kept", b"next"]
+
+    play_two(act)
+
+
 @pytest.mark.parametrize("is_due", [False, True])
 def test_a_copy_that_others_ended_under_a_running_mirror_is_not_taken_for_whole(is_due: bool) -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:

@@ -367,6 +367,8 @@ def _check_new(root: str, run_id: str) -> None:
 
     if any(run.run == run_id for run in backup_files.runs(root)):
         raise InvalidArgument(f"{root} has a complete run {run_id} already: choose another run id")
+    if backup_files.RUN + run_id in backup_files.announced(root):
+        raise InvalidArgument(f"another run deletes what is left of run {run_id} in {root}: choose another run id")
 
 
 def _confirm(root: str, manifest: RunManifest, contents: Contents, new: Sequence[LedgerCopy]) -> None:
@@ -392,7 +394,7 @@ def _confirm(root: str, manifest: RunManifest, contents: Contents, new: Sequence
         backup_files.delete_run(root, manifest.run)
         raise ReadFailed(
             f"another run deletes {f'the copies of {len(lost):,} ledgers' if lost else 'leftovers'} at present, so "
-            f"there is no run {manifest.run}: repeat it"
+            f"there is no run {manifest.run}: repeat it{'' if lost else ' under a new id'}"
         )
 
 

@@ -157,7 +157,7 @@ async def _remaining_paths(
 
 async def _doubt_found(parts: StorageParts, events: Events) -> None:
     """Put deleted ledgers of which there is data into limbo: what they had before is gone, fences included."""
-    ledger_ids = list(parts.removals.found)
+    ledger_ids = parts.removals.doubted()
     for ledger_id in ledger_ids:
         await parts.index.distrust(ledger_id)
     if ledger_ids:

@@ -145,6 +145,17 @@ class Quarantine:
         self.found[ledger_id] = None
         self._inherited.discard(ledger_id)
 
+    def doubted(self) -> list[int]:
+        """Return the found ledgers after the replay. Of those that the index lacks nothing was found: they are deleted.
+
+        Their ids were in records of an unknown kind, or in what a crash has cut off.
+        """
+        for ledger_id in [ledger_id for ledger_id in self.found if not self._index.is_known(ledger_id)]:
+            self._states[ledger_id] = self._durable(ledger_id, self._states[ledger_id])
+            self._inherited.add(ledger_id)
+            del self.found[ledger_id]
+        return list(self.found)
+
     # -- queries -------------------------------------------------------------------------------------------------
     @property
     def states(self) -> Mapping[int, QuarantineRecord]:
@@ -242,6 +253,8 @@ class Quarantine:
             chosen = self._ready_for(QuarantineEvent.DELETE, ledger_ids)
             surplus = [ledger_id for ledger_id in chosen if self._states[ledger_id].state is QuarantineState.SURPLUS]
             await self._take(chosen, QuarantineEvent.DELETE, now_ms)
+            for ledger_id in chosen:
+                self.found.pop(ledger_id, None)
             await self._finish()
             if surplus:
                 # Surplus ledgers exist, and may be copied to this bookie again.
@@ -299,13 +312,21 @@ class Quarantine:
             return
         before = {ledger_id: self._states.get(ledger_id) for ledger_id in changes}
         self._apply({ledger_id: removal for ledger_id, removal in changes.items() if removal is not None})
-        noted = {ledger_id: removal for ledger_id, removal in self._states.items() if changes.get(ledger_id, removal)}
+        noted = {
+            ledger_id: self._durable(ledger_id, removal)
+            for ledger_id, removal in self._states.items()
+            if changes.get(ledger_id, removal)
+        }
         try:
             await self._checkpointer.worker.run(self.files.write, noted)
         except BaseException:
             self._apply(before)
             raise
         self._apply(changes)
+
+    def _durable(self, ledger_id: int, removal: QuarantineRecord) -> QuarantineRecord:
+        """Return the state to note. A found ledger stays deleted there: it may not be in limbo durably."""
+        return QuarantineRecord(QuarantineState.DELETED, removal.since_ms) if ledger_id in self.found else removal
 
     def _apply(self, changes: Mapping[int, QuarantineRecord | None]) -> None:
         for ledger_id, removal in changes.items():

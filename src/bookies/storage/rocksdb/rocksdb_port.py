@@ -26,7 +26,7 @@ READ_TRIES = 5  # of a range, while others write or after failures that pass
 _CONFIGURATION = "rocksdict-config.json"  # a file of the binding
 _OWN_FILES = ("LOCK", "LOG", _CONFIGURATION)  # prefixes of files that a reader does not need
 _SIGNS_OF_DAMAGE = ("Corruption", "Input/output error", "No such file")  # in messages of RocksDB
-_MEMORY = "/dev/shm"
+_MEMORY, _LINKS = "/dev/shm", "bookies-rocksdb-"
 _WRITE_BUFFER_SIZE = 64 << 20  # bytes, as Apache's
 _TABLE_SIZE = 64 << 20
 _BLOCK_SIZE = 64 << 10
@@ -341,8 +341,10 @@ class RocksDatabases:
 
 def _linked(path: str) -> tempfile.TemporaryDirectory[str]:
     """Return a directory of links to the files of a database, in memory if possible: disks may be full."""
-    memory = _MEMORY if os.path.isdir(_MEMORY) else None
-    links = tempfile.TemporaryDirectory(prefix="bookies-rocksdb-", dir=memory)
+    try:
+        links = tempfile.TemporaryDirectory(prefix=_LINKS, dir=_MEMORY)
+    except OSError:  # Not every system has it, or lets processes write there.
+        links = tempfile.TemporaryDirectory(prefix=_LINKS)
     whole = os.path.abspath(path)
     for name in os.listdir(whole):
         if not name.startswith(_OWN_FILES):

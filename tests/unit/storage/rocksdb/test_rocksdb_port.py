@@ -12,6 +12,7 @@ from itertools import islice
 import pytest
 
 from bookies.errors import CorruptRecord, DirectoryInUse, DiskFull, StorageError
+from bookies.storage.rocksdb import rocksdb_port
 from bookies.storage.rocksdb.rocksdb_port import RocksDatabase, RocksDatabases
 
 pytest.importorskip("rocksdict")
@@ -210,6 +211,19 @@ def test_a_full_disk_keeps_no_database_from_being_read(tmp_path: pathlib.Path) -
     (copy / "CURRENT").write_bytes(b"nonsense")
     with pytest.raises(StorageError):
         RocksDatabases().open_full(str(copy), may_be_cut=True)
+
+
+@pytest.mark.parametrize("memory", ["/proc", "/missing"])
+def test_a_database_is_read_where_no_directory_in_memory_can_be_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    database = opened(tmp_path / "locations")
+    database.write([key(1, 1)], [b"a"])
+    database.close()
+    monkeypatch.setattr(rocksdb_port, "_MEMORY", memory)
+    reader = RocksDatabases().read(str(tmp_path / "locations"))
+    assert list(reader.pieces()) == [([key(1, 1)], [b"a"])]
+    reader.close()
 
 
 def test_a_reader_reports_the_version(tmp_path: pathlib.Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -90,7 +91,7 @@ def runs(root: str, only: str | None = None) -> list[RunManifest]:
         if only is not None and name != RUN + only:
             continue
         place = f"{path}/{name}/{MANIFEST}"
-        if system.get_file_info(place).type is pyarrow.fs.FileType.File:
+        with suppress(FileNotFoundError):  # Another process may delete it meanwhile.
             complete.append(parse_run(_read(system, place), place))
     return complete
 
@@ -100,15 +101,26 @@ def _read(system: Any, path: str) -> bytes:
         return bytes(file.read())
 
 
+def _exists(root: str, manifest: RunManifest) -> bool:
+    system, path = tier.system_of(f"{directory_of(root, manifest.run)}/{MANIFEST}")
+    return bool(system.get_file_info(path).type is pyarrow.fs.FileType.File)
+
+
 def directory_of(root: str, run: str) -> str:
     return f"{root}/{RUN}{run}"
 
 
 def delete_run(root: str, run: str) -> None:
-    """Delete a run: its manifest first, so that an interruption leaves no incomplete run."""
+    """Delete a run: its manifest first, so that an interruption leaves no incomplete run. Idempotent."""
     system, path = tier.system_of(directory_of(root, run))
-    system.delete_file(f"{path}/{MANIFEST}")
-    system.delete_dir(path)
+    _delete(system.delete_file, f"{path}/{MANIFEST}")
+    _delete(system.delete_dir, path)
+
+
+def _delete(delete: Callable[[str], None], path: str) -> None:
+    """Delete a file or directory, unless another process has done so. Raises OSError."""
+    with suppress(FileNotFoundError):
+        delete(path)
 
 
 # -- a run's files -----------------------------------------------------------------------------------------------------
@@ -320,17 +332,25 @@ def delete_leftovers(to: str, cluster: str, before_s: float) -> None:
         used = _used(root)
         for place in doomed:
             if place not in used:
-                system.delete_dir(f"{path}/{place}")
-        system.delete_file(f"{path}/{SWEEPS}/{name}")
+                _delete(system.delete_dir, f"{path}/{place}")
+        _delete(system.delete_file, f"{path}/{SWEEPS}/{name}")
     for notice, places in _announcements(system, f"{path}/{SWEEPS}").items():
-        # Of a sweep that was killed. While it has something to delete, it may be running.
-        infos = system.get_file_info([f"{path}/{place}" for place in places])
-        if all(info.type is pyarrow.fs.FileType.NotFound for info in infos):
-            system.delete_file(notice)
+        # Of a sweep that was killed. While it is new or has something to delete, it may be running.
+        own, *infos = system.get_file_info([notice, *(f"{path}/{place}" for place in places)])
+        is_over = all(info.type is pyarrow.fs.FileType.NotFound for info in infos)
+        if is_over and (own.mtime_ns or 0) / 1e9 <= before_s:
+            _delete(system.delete_file, notice)
 
 
 def _used(root: str) -> set[str]:
     """Return the directories of complete runs and of the copies that they list, relative to `root`."""
-    complete = runs(root)
-    places = {_place_of(root, copy) for run in complete for copy in contents_of(root, run).copies}
-    return places | {RUN + run.run for run in complete}
+    places = set()
+    for run in runs(root):
+        try:
+            places |= {_place_of(root, copy) for copy in contents_of(root, run).copies}
+        except ReadFailed:
+            if _exists(root, run):
+                raise
+            continue  # Another process has deleted it meanwhile.
+        places.add(RUN + run.run)
+    return places

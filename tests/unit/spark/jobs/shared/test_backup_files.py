@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +13,7 @@ from bookies.client.read.offloaded import INDEX
 from bookies.errors import InvalidArgument, ReadFailed
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.backup import FORMAT, Contents, LedgerCopy, RunManifest, end_name
-from bookies.spark.jobs.backup import _confirm
+from bookies.spark.jobs.backup import _check_new, _confirm
 from bookies.spark.jobs.shared import backup_files
 from bookies.spark.jobs.shared.backup_files import (
     DumpFile,
@@ -52,6 +54,22 @@ def written(root: str, name: str, ended_ms: int, *copies: LedgerCopy) -> RunMani
     manifest = RunManifest(FORMAT, name, "c1", "", 1, ended_ms, len(copies), 0, 0, 0, digest, ledgers)
     write_manifest(root, manifest)
     return manifest
+
+
+class Late:
+    """Something one of whose calls is preceded by something else."""
+
+    def __init__(self, inner: Any, name: str, before: Callable[[], None]) -> None:
+        self._inner, self._name, self._before = inner, name, before
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+
+        def late(*arguments: Any) -> Any:
+            self._before()
+            return call(*arguments)
+
+        return late if name == self._name else call
 
 
 @pytest.fixture
@@ -151,6 +169,36 @@ def test_a_run_that_ends_during_a_sweep_loses_no_copy(
     assert list(pathlib.Path(root, "sweeps").iterdir()) == []
 
 
+@pytest.mark.parametrize("call", ["delete_dir", "delete_file", "contents_of", "_read"])
+def test_sweeps_at_the_same_time_do_not_fail_each_other(root: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """One of them begins and ends before this call of the other one, after it has deleted an older run."""
+    to, kept = root.rpartition("/")[0], copied(root, "three", 7)
+    _ = copied(root, "one"), copied(root, "two", 6), DumpFile(root, "killed").finish()
+    written(root, "monday", 5, kept)
+    written(root, "tuesday", 6, kept)
+    system_of, has_run = tier.system_of, False
+
+    def sweep() -> None:
+        nonlocal has_run
+        if not has_run:
+            has_run = True
+            delete_run(root, "monday")
+            delete_leftovers(to, "c1", 1e12)
+
+    if call.startswith("delete"):
+        monkeypatch.setattr(tier, "system_of", lambda uri: (Late(system_of(uri)[0], call, sweep), system_of(uri)[1]))
+    else:
+        late = Late(backup_files, call, sweep)
+        monkeypatch.setattr(backup_files, call, getattr(late, call))
+    delete_leftovers(to, "c1", 1e12)
+    assert has_run
+    assert lost_copies(root, [kept]) == set()
+    assert [run.run for run in runs(root)] == ["tuesday"]
+    assert sorted(path.name for path in pathlib.Path(root).glob("ledger-*/*")) == ["three"]
+    assert list(pathlib.Path(root, "sweeps").iterdir()) == []
+    delete_run(root, "monday")
+
+
 def test_what_a_killed_sweep_has_announced_is_copied_again(root: str) -> None:
     to = root.rpartition("/")[0]
     copy, kept = copied(root, "one"), copied(root, "two", 6)
@@ -161,8 +209,11 @@ def test_what_a_killed_sweep_has_announced_is_copied_again(root: str) -> None:
     (sweeps / "_newhalf.json").write_bytes(b"[")
     (sweeps / "killed.json").write_bytes(b'["ledger-5/one","run-killed"]')
     assert complete_copy(root, record()) is None
+    with pytest.raises(InvalidArgument, match=r"deletes what is left of run killed in .*: choose another run id"):
+        _check_new(root, "killed")
+    _check_new(root, "tuesday")
     run = written(root, "killed", 6, kept)
-    with pytest.raises(ReadFailed, match="deletes leftovers at present, so there is no run killed: repeat it"):
+    with pytest.raises(ReadFailed, match="so there is no run killed: repeat it under a new id"):
         _confirm(root, run, contents_of(root, run), [])
     delete_leftovers(to, "c1", 0.0)
     assert (sweeps / "killed.json").exists()
