@@ -25,7 +25,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from email.parser import Parser
 
-from packages import DIST, EPOCH_MIN, ROOT, Problem, build, run
+from packages import DIST, EPOCH_MIN, HERE, ROOT, Problem, build, run
 
 PYTHON = "python3.11"
 EXTRAS = "uvloop,zookeeper,etcd,http,keystores"
@@ -144,7 +144,7 @@ def _add_member(layer: Layer, tar: tarfile.TarFile, member: tarfile.TarInfo) -> 
 def application(layer: Layer, place: pathlib.Path, epoch: int) -> list[dict[str, str]]:
     """Add the wheel of this checkout and its dependencies. Return what they are."""
     run(sys.executable, "-m", "venv", place / "venv")
-    build(place / "dist", {PYTHON: place / "venv"})
+    build(place / "dist", {PYTHON: place / "venv"}, [HERE])
     [wheel] = (place / "dist").glob("*.whl")
     pip = (place / "venv/bin/python", "-m", "pip", "install", "-q", "--no-compile", "--constraint", PINS)
     # Unchanged bytes from packages that come as source, too.

@@ -39,9 +39,8 @@ GENERATED = re.compile(r"PKG-INFO|setup\.cfg|src/bookies\.egg-info/.*")  # of an
 HERE = sysconfig.get_config_var("EXT_SUFFIX").removesuffix(".so").split("-", 2)[-1]  # such as x86_64-linux-gnu
 GLIBC = "2.17"  # release that wheels for other machines need
 TARGETS = ("x86_64-linux-gnu", "aarch64-linux-gnu")  # machines with a wheel, as in the names of extensions
-COMPILED = re.compile(
-    rf"bookies/kernels/_native\.cpython-\d+-({'|'.join({HERE, *TARGETS})})\.so|bookies-[^/]+\.dist-info/.*"
-)
+MACHINES = tuple(dict.fromkeys((HERE, *TARGETS)))
+COMPILED = re.compile(rf"bookies/kernels/_native\.cpython-\d+-({'|'.join(MACHINES)})\.so|bookies-[^/]+\.dist-info/.*")
 EPOCH_MIN = 315_532_800  # 1980: the first year that a zip file can have
 
 
@@ -72,8 +71,10 @@ def pythons() -> Iterator[tuple[str, pathlib.Path]]:
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def build(out: pathlib.Path, places: Mapping[str, pathlib.Path]) -> None:
-    """Build the sdist, and a wheel in the environment of each Python. `places`: the environments, by name."""
+def build(out: pathlib.Path, places: Mapping[str, pathlib.Path], machines: Iterable[str] = MACHINES) -> None:
+    """Build the sdist, and in the environment of each Python a wheel for each machine. `places`: the environments, by
+    name.
+    """
     epoch = max(EPOCH_MIN, int(run("git", "log", "-1", "--format=%ct")))
     with tempfile.TemporaryDirectory() as name:
         work = pathlib.Path(name)
@@ -97,7 +98,7 @@ def build(out: pathlib.Path, places: Mapping[str, pathlib.Path]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / sdist.name).write_bytes(normal_sdist(sdist.read_bytes(), epoch))
         for version, place in places.items():
-            for machine in (HERE, *(machine for machine in TARGETS if machine != HERE)):
+            for machine in machines:
                 raw = work / version / machine
                 compiler = {} if machine == HERE else cross_compiler(version, machine, work)
                 pip = (place / "bin/python", "-m", "pip")
@@ -206,7 +207,7 @@ def check(out: pathlib.Path, places: Mapping[str, pathlib.Path], *, demo: bool) 
     for wheel in wheels:
         if not any(COMPILED.fullmatch(name) and name.endswith(".so") for name in members(wheel)):
             raise Problem(f"{wheel.name} has no compiled kernels")
-    if len(wheels) != len(places) * len({HERE, *TARGETS}):
+    if len(wheels) != len(places) * len(MACHINES):
         raise Problem(f"expected a wheel for each of {', '.join(places)} and {', '.join(TARGETS)}: {wheels}")
     for version, place in places.items():
         wheel = wheel_here(version)

@@ -72,7 +72,13 @@ def problems(objects: list[dict[str, Any]]) -> Iterator[str]:
     for map_name, data in configurations.items():
         if "bk.toml" in data:
             yield from map(str, parse_settings(data["bk.toml"].encode(), f"{map_name}/bk.toml").problems)
+    for each in objects:
+        hooks = set(each["metadata"].get("annotations", {}).get("helm.sh/hook", "").split(","))
+        if missing := {hook.replace("upgrade", "rollback") for hook in hooks} - hooks:
+            yield f"{each['kind']} {each['metadata']['name']}: no hook {', '.join(missing)}"
     for name, owner, pod in pods(objects):
+        if owner["kind"] == "Job" and pod["restartPolicy"] != "Never":
+            yield f"{name}: its logs are deleted when it fails"
         volumes = {volume["name"]: volume for volume in pod.get("volumes", ())}
         claims = {claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", ())}
         for container in (*pod.get("initContainers", ()), *pod["containers"]):

@@ -69,7 +69,7 @@ FILES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "bookies.yaml": (PLAIN, ("--no-hooks",)),
     "initialize.yaml": (
         PLAIN | {"initialize": True},
-        ("--show-only", "templates/initialize.yaml", "--show-only", "templates/config.yaml"),
+        ("--show-only", "templates/initialize.yaml", "--show-only", "templates/new.yaml"),
     ),
 }
 KINDS = (
@@ -83,6 +83,8 @@ REFUSED = {
     "no users": {"metadata.uri": "x", "tls.secret": "t"},
     "a gateway needs users": PLAIN | {"gateway.replicas": 1},
     "name one of them": PLAIN | {"tls.secret": "t", "tls.issuer": {"name": "i"}},
+    "RollingUpdate restarts": PLAIN
+    | {"bookie.zones": [{"name": "a", "replicas": 2}], "bookie.updateStrategy": "RollingUpdate"},
     "colour": PLAIN | {"bookie.colour": "red"},
 }
 

@@ -40,7 +40,12 @@ def test_up_down_up_keeps_the_data_even_of_a_moved_directory(tmp_path: pathlib.P
     run(family, there, "down")
 
 
-def test_a_cluster_that_crashed_is_up_again(tmp_path: pathlib.Path, family: Family) -> None:
+def test_a_cluster_that_crashed_is_up_again(
+    tmp_path: pathlib.Path, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in the image, where a bookie alone makes nothing new.
+    environment = family.environment() | {"BK_NEW_BOOKIES": ""}
+    monkeypatch.setattr(family, "environment", lambda: environment)
     write_state(tmp_path, lease_ms=1000)  # A bookie starts again when the lease of its killed process is over.
     run(family, tmp_path, "up")
     ledger_id = run(family, tmp_path, "ledger", "append", "--new", stdin="a\nb\nc\n").out.strip()

@@ -99,3 +99,20 @@ def test_what_the_check_finds_in_a_compose_file_and_in_settings() -> None:
     assert "c/bk.toml:2: " in found_setting
     assert "port" in found_setting
     assert not command_problem(["bookie", "drain", "log-bookie", "--beyond=3", "--remove"])
+
+
+def test_what_the_check_finds_in_jobs() -> None:
+    objects = read("initialize.yaml")
+    [job] = [each for each in objects if each["kind"] == "Job"]
+    job["metadata"]["annotations"] = {"helm.sh/hook": "pre-install,pre-upgrade"}
+    job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    assert list(agreement.problems(objects)) == [
+        "Job log-check: no hook pre-rollback",
+        "Job log-check: its logs are deleted when it fails",
+    ]
+
+
+def test_initialization_leaves_the_settings_of_the_pods_as_they_are() -> None:
+    names = {(each["kind"], each["metadata"]["name"]) for each in read("initialize.yaml")}
+    others = {(each["kind"], each["metadata"]["name"]) for each in read("bookies.yaml")}
+    assert names & others == {("ConfigMap", "log-new")}

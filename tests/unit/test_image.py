@@ -7,8 +7,11 @@ import hashlib
 import io
 import json
 import pathlib
+import re
+import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -92,3 +95,30 @@ def test_the_list_of_contents_has_addresses_of_packages(image: Any) -> None:
     ]
     components = json.loads(image.bill_of_materials("1", rows))["components"]
     assert [part["purl"] for part in components] == ["pkg:deb/debian/libc6@2.36", "pkg:pypi/typing-extensions@4"]
+
+
+def test_the_image_has_the_wheel_of_its_own_machine(
+    image: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(out: pathlib.Path, places: object, machines: Sequence[str] = (image.HERE, "other")) -> None:
+        out.mkdir()
+        for machine in machines:
+            (out / f"bookies-{machine}.whl").touch()
+
+    ran: list[tuple[object, ...]] = []
+    monkeypatch.setattr(image, "build", build)
+    monkeypatch.setattr(image, "run", lambda *words, **_: ran.append(words))
+    (tmp_path / "site").mkdir()
+    assert image.application(image.Layer(), tmp_path, 7) == []
+    assert ran[-1][-1] == f"{tmp_path}/dist/bookies-{image.HERE}.whl[{image.EXTRAS}]"
+
+
+def test_the_containerfile_installs_the_wheel_of_its_own_machine(tmp_path: pathlib.Path) -> None:
+    text = (ROOT / "deploy/image/Containerfile").read_text()
+    [pattern] = re.findall(r"\$\(ls /dist/(.+?\.whl)\)", text)
+    for machine in ("x86_64", "aarch64", "riscv64"):
+        for tag in ("cp312", "cp313"):
+            (tmp_path / f"bookies-0.1.0-{tag}-{tag}-manylinux2014_{machine}.manylinux_2_17_{machine}.whl").touch()
+    script = f"uname() {{ echo aarch64; }}; tag=cp313; ls {pattern}"
+    listed = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert listed.split() == ["bookies-0.1.0-cp313-cp313-manylinux2014_aarch64.manylinux_2_17_aarch64.whl"]

@@ -55,6 +55,9 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- if and .Values.gateway.replicas (not .Values.users.secret) -}}
 {{- fail "a gateway needs users: name users.secret, made of a file that `bk token add` wrote" -}}
 {{- end -}}
+{{- if and .Values.bookie.zones (eq .Values.bookie.updateStrategy "RollingUpdate") -}}
+{{- fail "bookie.updateStrategy: RollingUpdate restarts a bookie of every zone at the same time, so all replicas of a ledger could be away: use OnDelete with bookie.zones" -}}
+{{- end -}}
 {{- if not .Values.bookie.ledgers -}}
 {{- fail "bookie.ledgers is empty: a bookie needs at least one volume for ledgers" -}}
 {{- end -}}
@@ -119,7 +122,7 @@ securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
 {{- define "bookies.hookPod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-restartPolicy: OnFailure
+restartPolicy: Never  # pods of failed jobs stay, with their logs
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}
 {{- end }}

@@ -351,6 +351,7 @@ class LocalCluster:
         environment = self._defaults | dict(os.environ)
         environment.pop("BK_PARENT_PIPE", None)
         environment.pop("BK_CONFIG", None)  # The file's identity and directories are those of one bookie.
+        environment.pop("BK_NEW_BOOKIES", None)  # Of containers: empty there, while this cluster's bookies are new.
         if not self.is_detached:
             environment["BK_PARENT_PIPE"] = "1"
         with bookie.log.open("ab") as log:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-VOLATILE = ("overlay", "tmpfs", "ramfs")
+VOLATILE = ("overlay", "fuse.fuse-overlayfs", "aufs", "tmpfs", "ramfs")
 VOLATILE_REMEDY = "mount a volume or a disk there: its content is gone with the container, or with the machine's power"
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from bookies.admin.shared.file_systems import file_system_of
+from bookies.admin.shared.file_systems import VOLATILE, file_system_of
 
 MOUNTS = """\
 22 1 0:21 / / rw,relatime shared:1 - overlay overlay rw
@@ -14,6 +14,7 @@ MOUNTS = """\
 24 23 0:30 / /data/a\\040b rw master:2 - tmpfs tmpfs rw
 25 23 0:31 / /data/late rw - tmpfs tmpfs rw
 26 23 8:2 / /data/late rw - xfs /dev/sdb1 rw
+27 22 0:32 / /rootless rw - fuse.fuse-overlayfs fuse-overlayfs rw
 """.splitlines()
 
 
@@ -25,6 +26,7 @@ MOUNTS = """\
         ("/data/ledgers/current", "ext4"),
         ("/data/a b/x", "tmpfs"),
         ("/data/late/x", "xfs"),
+        ("/rootless/data", "fuse.fuse-overlayfs"),
     ],
 )
 def test_the_longest_mount_counts(path: str, kind: str) -> None:
@@ -34,3 +36,7 @@ def test_the_longest_mount_counts(path: str, kind: str) -> None:
 def test_here_and_where_nothing_is_known(tmp_path: pathlib.Path) -> None:
     assert file_system_of(str(tmp_path))
     assert file_system_of("/data", []) == ""
+
+
+def test_containers_own_layers_are_volatile() -> None:
+    assert {"overlay", "fuse.fuse-overlayfs", "aufs", "tmpfs"} <= set(VOLATILE)
