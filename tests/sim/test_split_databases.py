@@ -414,3 +414,36 @@ def test_a_crash_while_directories_with_logs_of_one_name_are_written_and_compact
             error.add_note(f"crash at disk call {number}")
             raise
         number += 13
+
+
+def test_damage_in_a_log_that_directories_share_costs_only_the_damaged_entry(body: Any) -> None:
+    machine = made(index="files", **SMALL, major_compaction_threshold=99)
+
+    async def load(store: LedgerStore, promises: Any) -> None:
+        for ledger_id, entry_id in ((2, 0), (1, 0), (1, 1)):
+            await promises.add(store, ledger_id, {entry_id: body(ledger_id, entry_id)})
+            await store.checkpoint()
+
+    assert machine.live(load)
+    convert(machine, ToRocks)
+    (name,) = names_in(machine, 0) & names_in(machine, 1)
+    path = f"{current(0)}/{name}"
+    at = machine.disk.read_bytes(path).index(body(1, 0))
+
+    async def damage(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {2: body(1, 2)})
+        file = machine.disk.open(path, "r+")
+        file.pwrite(bytes(4), at - 4)  # the record's size
+        file.fsync()
+        file.close()
+
+    assert machine.live(damage, stops=False)
+    machine.crash(PROCESS_DIES)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await compacted(store, FakeRecords.of(1, 2))
+        for ids in ((2, 0), (1, 1), (1, 2)):
+            assert await store.read(*ids) == promises.acknowledged[ids]
+
+    assert machine.live(script)
+    assert machine.live(script)
