@@ -194,6 +194,24 @@ def test_a_database_that_is_lost_leaves_the_ledgers_of_other_directories_alone(
     assert not machine.disk.exists(path + REBUILD)
 
 
+def test_an_unfinished_check_of_apache_counts_beside_a_lost_database(load: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+    first, second = (rocksdb_format.paths_in(current(number))[1] for number in range(2))
+    values = parse(machine.disk.read_bytes(first))
+    flag = rocksdb_format.NEEDS_INTEGRITY_CHECK.to_bytes(8, "big")
+    machine.disk.put(first, pack(values | {rocksdb_format.pack_key(rocksdb_format.FLAGS_LEDGER_ID): flag}))
+    machine.disk.put(second, b"no database")
+    machine.disk.unlink(f"{current(0)}/index.catalog")
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await check_after_loss(store, promises)
+        assert sorted(store.limbo) == [*LEDGERS]
+
+    assert machine.live(check)
+    assert machine.live(check)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("crashes", [False, True])
 def test_a_lost_directory_that_is_replaced_takes_no_promise_of_others_with_it(
