@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import posixpath
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.identity import lost_directories
 from bookies.storage.identity.index_kind import REBUILD
+from bookies.storage.index import index_format
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.conversion import Conversion
 from bookies.storage.rocksdb.database_files import DAMAGED
@@ -465,3 +467,34 @@ def test_damage_in_a_log_that_directories_share_costs_only_the_damaged_entry(bod
 
     assert machine.live(script)
     assert machine.live(script)
+
+
+@pytest.mark.parametrize("problem", ["its index file is missing", "is being rebuilt", "page 0 of its index file is"])
+def test_an_index_file_that_lacks_entries_is_not_converted_to_databases(load: Any, problem: str) -> None:
+    machine = made(index="files")
+    assert machine.live(load)
+    path = next(path for path in machine.disk.files() if path.endswith("/3.idx"))
+    data = machine.disk.read_bytes(path)
+    if "missing" in problem:
+        machine.disk.unlink(path)
+    elif "page 0" in problem:
+        machine.disk.put(path, data[:1024] + bytes(64) + data[1088:])
+    else:
+        header = index_format.parse_header(data[:1024]).with_state(index_format.STATE_REBUILDING)
+        machine.disk.put(path, index_format.pack_header(header))
+    conversion = ToRocks(machine.disk, SimDatabases(machine.disk), machine.config, lambda *_: None)
+    conversion.open()
+    with pytest.raises(StorageError, match=problem):
+        conversion.survey()
+    conversion.close()
+
+    async def rebuilt(store: LedgerStore, promises: Any) -> None:
+        assert store.parts is not None
+        with contextlib.suppress(DataUnknown):
+            await store.read(3, 0)
+        await store.parts.rebuilder.wait_idle()
+        await promises.check(store)
+
+    assert machine.live(rebuilt)
+    convert(machine, ToRocks)
+    machine.check()
