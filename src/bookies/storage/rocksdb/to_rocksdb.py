@@ -96,14 +96,15 @@ class ToRocks(Conversion):
         header = self._header_of(path)
         if header.is_rebuilding:
             raise _incomplete(ledger_id, "its index file is being rebuilt")
+        if known is None or known.is_stale:
+            return header
         files = IndexFiles(self._disk, self._page_size, 1, "r")
         try:
-            found = files.checksums(path, list(known.pages)) if known is not None and not known.is_stale else None
+            checksums = files.checksums(path, list(known.pages)) or {}
         finally:
             files.close()
-        for page, checksum in (found or {}).items():
-            older = known.older.get(page, ()) if known is not None else ()
-            if known is not None and not {checksum, ANY}.intersection((known.pages[page], *older)):
+        for page, checksum in checksums.items():
+            if not {checksum, ANY}.intersection((known.pages[page], *known.older.get(page, ()))):
                 raise _incomplete(ledger_id, f"page {page} of its index file is damaged")
         return header
 
