@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import posixpath
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.identity import lost_directories
 from bookies.storage.identity.index_kind import REBUILD
+from bookies.storage.index import index_format
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.conversion import Conversion
 from bookies.storage.rocksdb.database_files import DAMAGED
@@ -192,6 +194,24 @@ def test_a_database_that_is_lost_leaves_the_ledgers_of_other_directories_alone(
     assert not machine.failures
     assert machine.disk.exists(path + DAMAGED)
     assert not machine.disk.exists(path + REBUILD)
+
+
+def test_an_unfinished_check_of_apache_counts_beside_a_lost_database(load: Any) -> None:
+    machine = made()
+    assert machine.live(load)
+    first, second = (rocksdb_format.paths_in(current(number))[1] for number in range(2))
+    values = parse(machine.disk.read_bytes(first))
+    flag = rocksdb_format.NEEDS_INTEGRITY_CHECK.to_bytes(8, "big")
+    machine.disk.put(first, pack(values | {rocksdb_format.pack_key(rocksdb_format.FLAGS_LEDGER_ID): flag}))
+    machine.disk.put(second, b"no database")
+    machine.disk.unlink(f"{current(0)}/index.catalog")
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await check_after_loss(store, promises)
+        assert sorted(store.limbo) == [*LEDGERS]
+
+    assert machine.live(check)
+    assert machine.live(check)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -414,3 +434,67 @@ def test_a_crash_while_directories_with_logs_of_one_name_are_written_and_compact
             error.add_note(f"crash at disk call {number}")
             raise
         number += 13
+
+
+def test_damage_in_a_log_that_directories_share_costs_only_the_damaged_entry(body: Any) -> None:
+    machine = made(index="files", **SMALL, major_compaction_threshold=99)
+
+    async def load(store: LedgerStore, promises: Any) -> None:
+        for ledger_id, entry_id in ((2, 0), (1, 0), (1, 1)):
+            await promises.add(store, ledger_id, {entry_id: body(ledger_id, entry_id)})
+            await store.checkpoint()
+
+    assert machine.live(load)
+    convert(machine, ToRocks)
+    (name,) = names_in(machine, 0) & names_in(machine, 1)
+    path = f"{current(0)}/{name}"
+    at = machine.disk.read_bytes(path).index(body(1, 0))
+
+    async def damage(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {2: body(1, 2)})
+        file = machine.disk.open(path, "r+")
+        file.pwrite(bytes(4), at - 4)  # the record's size
+        file.fsync()
+        file.close()
+
+    assert machine.live(damage, stops=False)
+    machine.crash(PROCESS_DIES)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await compacted(store, FakeRecords.of(1, 2))
+        for ids in ((2, 0), (1, 1), (1, 2)):
+            assert await store.read(*ids) == promises.acknowledged[ids]
+
+    assert machine.live(script)
+    assert machine.live(script)
+
+
+@pytest.mark.parametrize("problem", ["its index file is missing", "is being rebuilt", "page 0 of its index file is"])
+def test_an_index_file_that_lacks_entries_is_not_converted_to_databases(load: Any, problem: str) -> None:
+    machine = made(index="files")
+    assert machine.live(load)
+    path = next(path for path in machine.disk.files() if path.endswith("/3.idx"))
+    data = machine.disk.read_bytes(path)
+    if "missing" in problem:
+        machine.disk.unlink(path)
+    elif "page 0" in problem:
+        machine.disk.put(path, data[:1024] + bytes(64) + data[1088:])
+    else:
+        header = index_format.parse_header(data[:1024]).with_state(index_format.STATE_REBUILDING)
+        machine.disk.put(path, index_format.pack_header(header))
+    conversion = ToRocks(machine.disk, SimDatabases(machine.disk), machine.config, lambda *_: None)
+    conversion.open()
+    with pytest.raises(StorageError, match=problem):
+        conversion.survey()
+    conversion.close()
+
+    async def rebuilt(store: LedgerStore, promises: Any) -> None:
+        assert store.parts is not None
+        with contextlib.suppress(DataUnknown):
+            await store.read(3, 0)
+        await store.parts.rebuilder.wait_idle()
+        await promises.check(store)
+
+    assert machine.live(rebuilt)
+    convert(machine, ToRocks)
+    machine.check()

@@ -107,9 +107,10 @@ async def admit(
     *others, stored = stored_cookies or (None,)
     master = cookie.master_cookie(config, bookie_id, instance_id)
     data = None if stored is None else stored_cookies[stored][0]
-    known = [] if data is None else cookie.parse(data, path=f"cookie of {stored} in the metadata store").directories
+    before = None if data is None else cookie.parse(data, path=f"cookie of {stored} in the metadata store")
+    known = [] if before is None else before.directories
     if config.allow_storage_expansion:
-        _check_expansion(disk, config, known)
+        _check_expansion(disk, config, before)
     for directory in directories:
         # A directory that the store names is not created: a disk may have to be mounted there.
         if directory not in known and (stored is None or config.allow_storage_expansion):
@@ -144,16 +145,19 @@ async def admit(
     return Admission(instance_id, decision, uses.left_out)
 
 
-def _check_expansion(disk: Disk, config: BookieConfig, known: Sequence[str]) -> None:
+def _check_expansion(disk: Disk, config: BookieConfig, before: cookie.Cookie | None) -> None:
     """Raise StorageError if the directories have databases, and their number may change.
 
-    F-2: databases place each ledger by the number of directories, so no cookie may allow another number. `known`: the
-    directories in the cookie; empty without one.
+    F-2: databases place each ledger by the number of directories, so no cookie may allow another number. `before`: the
+    stored cookie. A directory that it names as another kind, a journal's for example, is new as a ledger directory.
     """
     indexes = config.index_directories or config.ledger_directories
     check_kind(disk, [current(directory) for directory in indexes], is_rocksdb=config.ledger_index == ROCKSDB)
-    added = [directory for directory in (*config.ledger_directories, *indexes) if directory not in known]
-    if config.ledger_index == ROCKSDB and known and added:
+    if config.ledger_index != ROCKSDB or before is None:
+        return
+    added = [directory for directory in config.ledger_directories if directory not in before.ledger_directories]
+    added += [directory for directory in indexes if directory not in before.directories_of_index]
+    if added:
         raise StorageError(
             f"{added[0]} is new, and ledger_index = rocksdb: the number of directories decides where each ledger is, "
             "so it cannot change. Nothing was changed. Leave the directory out, or convert the index to index files "

@@ -512,6 +512,16 @@ def test_databases_need_the_same_directories_for_ever() -> None:
         assert place.start(lost) is Decision.OK
 
 
+def test_a_journal_directory_is_new_as_one_with_databases() -> None:
+    place = Place()
+    one = dataclasses.replace(CONFIG, ledger_index="rocksdb", index_directories=())
+    assert place.start(one) is Decision.NEW_BOOKIE
+    both = dataclasses.replace(one, ledger_directories=("/l", "/j"), allow_storage_expansion=True)
+    with pytest.raises(StorageError, match="/j is new, and ledger_index = rocksdb: the number of directories decides"):
+        place.start(both)
+    assert place.start(one) is Decision.OK
+
+
 def test_only_directories_of_the_bookie_can_be_lost() -> None:
     with pytest.raises(ConfigError, match="lost_directories = /x: no directory of this bookie; it has /j, /l, /i"):
         check_identity(dataclasses.replace(CONFIG, lost_directories=("/l", "/x")))

@@ -79,6 +79,29 @@ def find_logs(disk: Disk, logs: LogDirectories, among: Sequence[str] | None = No
     return {log_id: paths[log_id] for log_id in sorted(paths)}
 
 
+def twins_of(
+    disk: Disk, logs: LogDirectories, log_ids: Sequence[int], paths: Mapping[int, str]
+) -> dict[int, list[int]]:
+    """Return for each of these logs the logs of the same file name and size, itself included. Raises: OSError.
+
+    A conversion to databases gives one file a name in several directories. `paths`: of all logs.
+    """
+    twins: dict[int, list[int]] = {}
+    for log_id in log_ids:
+        same = [other for other in paths if logs.file_id(other) == logs.file_id(log_id)]
+        sizes = {other: _size_of(disk, paths[other]) for other in same}
+        twins[log_id] = [other for other in same if sizes[other] == sizes[log_id]]
+    return twins
+
+
+def _size_of(disk: Disk, path: str) -> int:
+    file = disk.open(path, "r")
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
 def read_map(disk: Disk, path: str) -> dict[int, int] | None:
     """Return the log's ledgers map; None if it must be scanned. Raises: OSError; CorruptRecord (unknown version)."""
     file = disk.open(path, "r")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
 from bookies.protocol.pacing import RateLimit
@@ -27,7 +27,7 @@ from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
 from bookies.storage.entry_log import LogUsage
 from bookies.storage.entry_log.entry_log_format import HEADER_SIZE
-from bookies.storage.entry_log.log_usage import LogScan, complete, find_logs, read_map, records_size
+from bookies.storage.entry_log.log_usage import LogScan, complete, find_logs, read_map, records_size, twins_of
 from bookies.storage.index.log_references import greatest_offsets
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.records.record_scan import ScanEnd
@@ -79,7 +79,7 @@ class SealedLogs:
                 total = await self._worker.run(records_size, self._disk, path)
                 self.known[log_id] = self._usage(log_id, path, sizes, total)
             self.on_progress()
-        await self._complete(unmapped)
+        await self._complete(unmapped, paths)
         if first_uncounted is not None:
             self._parts.checkpointer.log.uncounted_id = None
         self.was_examined = True
@@ -118,8 +118,11 @@ class SealedLogs:
             del self.set_aside[log_id]
             self._events.info("gc.log_taken_back", log=self._parts.logs.label(log_id))
 
-    async def _complete(self, paths: dict[int, str]) -> None:
-        """Scan logs without a map, and those in which an unclean stop may have left copies. Write their maps."""
+    async def _complete(self, paths: Mapping[int, str], others: Mapping[int, str]) -> None:
+        """Scan logs without a map, and those in which an unclean stop may have left copies. Write their maps.
+
+        `others`: all logs, among them second names of these.
+        """
         scanned: dict[int, tuple[dict[int, int], int, ScanEnd]] = {}
         for log_id, path in paths.items():
             try:
@@ -130,8 +133,8 @@ class SealedLogs:
         named: dict[int, int] = {}
         if doubtful:
             try:
-                named = await greatest_offsets(self._parts.index, doubtful)
-            except BookKeeperError as error:
+                named = await self._greatest_named(doubtful, others)
+            except (BookKeeperError, OSError) as error:
                 for log_id in doubtful:
                     self.put_aside(log_id, f"{scanned.pop(log_id)[2].problem}; entries after it are unknown: {error}")
         for log_id, (sizes, stop, end) in scanned.items():
@@ -147,6 +150,12 @@ class SealedLogs:
                 self._events.warning("gc.log_not_completed", log=self._parts.logs.label(log_id), error=error)
                 continue
             self.known[log_id] = self._usage(log_id, paths[log_id], sizes, stop - HEADER_SIZE)
+
+    async def _greatest_named(self, log_ids: Sequence[int], paths: Mapping[int, str]) -> dict[int, int]:
+        """Return the greatest offset in each log that a slot names, also by a name that another directory may have."""
+        twins = await self._worker.run(twins_of, self._disk, self._parts.logs, log_ids, paths)
+        named = await greatest_offsets(self._parts.index, [twin for others in twins.values() for twin in others])
+        return {log_id: max(named.get(twin, 0) for twin in others) for log_id, others in twins.items()}
 
     async def _scan(self, log_id: int, path: str) -> tuple[dict[int, int], int, ScanEnd]:
         """Return (bytes by ledger, where records end, how the log ends).

@@ -72,10 +72,10 @@ class OpenedDatabases(Struct):
         `known`: the holes in the catalog.
         """
         paths = [path for path in self.lost if posixpath.basename(path) == LEDGERS]
-        if paths:
-            return [(f"the database {path} was lost: {self.lost[path]}", posixpath.dirname(path)) for path in paths]
-        is_new = self.needs_check and not known
-        return [("an integrity check of Apache's bookie has not finished", "")] if is_new else []
+        holes = [(f"the database {path} was lost: {self.lost[path]}", posixpath.dirname(path)) for path in paths]
+        if self.needs_check and not known:
+            holes.append(("an integrity check of Apache's bookie has not finished", ""))
+        return holes
 
 
 class OpenDatabases:

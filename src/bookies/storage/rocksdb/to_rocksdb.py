@@ -18,7 +18,8 @@ from bookies.storage.entry_log.entry_log_format import file_name
 from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import catalog_format, index_format
-from bookies.storage.index.index_files import find_index_files
+from bookies.storage.index.catalog_format import ANY, Contents, Known
+from bookies.storage.index.index_files import IndexFiles, find_index_files
 from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.conversion import ASIDE, BUILDING, INDEX_ASIDE, ROCKSDB, Conversion, Progress, Step
@@ -66,22 +67,46 @@ class ToRocks(Conversion):
         survey = Survey()
         self._logs = find_logs(self._disk, LogDirectories(self._ledgers))
         self._paths = paths = find_index_files(self._disk, self._indexes)
-        survey.problems = self._holes()
+        contents = self._catalog()
+        survey.problems = contents.holes
         check = RecordCheck(self._disk, self._logs)
         try:
-            for ledger_id in sorted(paths):
-                survey.headers[ledger_id] = self._header_of(paths[ledger_id])
+            for ledger_id in sorted({*paths, *contents.ledgers}):
+                known = contents.ledgers.get(ledger_id)
+                if ledger_id not in paths and known is not None and known.is_fresh:
+                    continue  # A crash left it in the catalog, before its file was written.
+                survey.headers[ledger_id] = self._whole(ledger_id, known)
                 runs = self._checked(ledger_id, check, survey)
                 survey.fingerprints[ledger_id] = fingerprint(runs, self._page_size)
         finally:
             check.close()
         return survey
 
-    def _holes(self) -> list[str]:
+    def _catalog(self) -> Contents:
         path = posixpath.join(self._indexes[0], catalog_format.FILE_NAME)
         if not self._disk.exists(path):
-            return []
-        return catalog_format.parse(self._disk.read_bytes(path), self._page_size).holes
+            return Contents(self._page_size)
+        return catalog_format.parse(self._disk.read_bytes(path), self._page_size)
+
+    def _whole(self, ledger_id: int, known: Known | None) -> IndexHeader:
+        """Return the header of an index file. Raises StorageError if it lacks slots, by its header or the catalog."""
+        path = self._paths.get(ledger_id)
+        if path is None:
+            raise _incomplete(ledger_id, "its index file is missing")
+        header = self._header_of(path)
+        if header.is_rebuilding:
+            raise _incomplete(ledger_id, "its index file is being rebuilt")
+        if known is None or known.is_stale:
+            return header
+        files = IndexFiles(self._disk, self._page_size, 1, "r")
+        try:
+            checksums = files.checksums(path, list(known.pages)) or {}
+        finally:
+            files.close()
+        for page, checksum in checksums.items():
+            if not {checksum, ANY}.intersection((known.pages[page], *known.older.get(page, ()))):
+                raise _incomplete(ledger_id, f"page {page} of its index file is damaged")
+        return header
 
     def _header_of(self, path: str) -> IndexHeader:
         file = self._disk.open(path, "r")
@@ -249,6 +274,14 @@ class ToRocks(Conversion):
             if self._databases.exists(summaries):
                 self._disk.rename(summaries, summaries + ASIDE)
                 sync_directory(self._disk, directory)
+
+
+def _incomplete(ledger_id: int, problem: str) -> StorageError:
+    return StorageError(
+        f"{problem}, so the databases would lack entries of it. No file was changed. Start the bookie with "
+        "ledger_index = files, have its files checked and rebuilt (bk bookie scrub --now --wait), and shut it down",
+        ledger_id=ledger_id,
+    )
 
 
 def _copy(disk: Disk, source: str, target: str) -> None:
