@@ -19,7 +19,7 @@ from bookies.formats.columns import DECIMAL_DIGITS_MAX, TIMESTAMP, TIMESTAMP_NTZ
 
 NO_DEFAULT: Any = object()
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-_PLAIN = {
+PLAIN = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -185,7 +185,7 @@ def arrow_type(schema: AvroType) -> pa.DataType:
         return list_of(inner) if schema.kind == "array" else pa.map_(pa.string(), inner)
     if schema.logical == "decimal":
         return pa.decimal128(schema.precision, schema.scale)
-    return _LOGICAL.get((schema.kind, schema.logical), _PLAIN[schema.kind])
+    return _LOGICAL.get((schema.kind, schema.logical), PLAIN[schema.kind])
 
 
 def arrow_fields(schema: AvroType) -> list[pa.Field]:
