@@ -117,6 +117,13 @@ def test_an_incompatible_schema_stops_a_query(uri: Options, store: Any) -> None:
         query.drain()
 
 
+def test_each_log_has_ids_of_its_own(uri: Options) -> None:
+    save(sink(uri, "own-a", "avro"), pa.table({"x": [1], "y": [2]}))
+    save(sink(uri, "own-b", "avro"), pa.table({"y": [20], "x": [10]}))
+    options = reading(uri, "own-a,own-b", "avro")
+    assert read(options) == [{"x": 1, "y": 2}, {"x": 10, "y": 20}]
+
+
 def test_protobuf_with_descriptors_in_a_file(uri: Options, tmp_path: pathlib.Path) -> None:
     (tmp_path / "shop.desc").write_bytes(set_of(ORDER))
     rows = pa.table({"customer": ["a", "b"], "kind": ["OLD", "NEW"], "key": pa.array([b"k", None], pa.binary())})

@@ -43,7 +43,7 @@ def opened(options: Mapping[str, str], chosen: ReadOptions) -> PayloadSchema | N
     latest = kept.latest
     if chosen.value_format in (AVRO, PROTOBUF):
         payloads = _payloads(chosen, log, kept)
-        return PayloadSchema(pa.schema(payloads.fields), payloads, source)
+        return PayloadSchema(pa.schema(payloads.fields), payloads, source, {log: texts_of(kept)})
     if latest is not None:
         return PayloadSchema(parse_ddl(latest.text), None, source)
     sample = _sample(source, chosen.sample)
@@ -61,7 +61,8 @@ def _check(chosen: ReadOptions) -> None:
 def _payloads(chosen: ReadOptions, log: str, kept: LogSchemas) -> Payloads:
     """Return the decoder of Avro or Protobuf. `kept`: the schemas of log `log`."""
     registry, latest = registry_of(chosen), kept.latest
-    text, message, writers = "", chosen.message or "", texts_of(kept)
+    text, message = "", chosen.message or ""
+    writers: Mapping[int, str] = {}
     if chosen.schema_file is not None:
         text = schema_text(chosen.value_format, chosen.schema_file)
     elif registry is not None:
