@@ -1,0 +1,59 @@
+"""Schemas that the sink keeps with a log, beside other writers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from bookies.formats.columns import parse_ddl
+from bookies.model import DigestType
+from bookies.protocol.log import Manifest
+from bookies.protocol.payloads.schemas import Check, LogSchema, LogSchemas, schemas_of, with_schema
+from bookies.spark.write.payload_writing import with_schema_kept
+from bookies.spark.write.write_settings import settings_of
+
+
+class FakeLog:
+    """The record of a log."""
+
+    def __init__(self) -> None:
+        self.manifest = Manifest("t", 1, 3, 3, 2, DigestType.CRC32C)
+
+    async def schemas(self) -> LogSchemas:
+        return schemas_of(self.manifest)
+
+    async def add_schema(
+        self, schema_format: str, text: str, check: Check, *, message: str = "", compatibility: str | None = None
+    ) -> LogSchema:
+        new = LogSchema(0, text, message)
+        self.manifest = with_schema(self.manifest, new, schema_format, compatibility, check) or self.manifest
+        kept = schemas_of(self.manifest).find(new)
+        assert kept is not None
+        return kept
+
+
+def test_two_writers_that_add_columns_at_once_lose_none() -> None:
+    log = FakeLog()
+    calls = 0
+
+    def written(ddl: str, with_log: Any) -> None:
+        options = {"log": "orders", "valueFormat": "json", "bookkeeper.metadataServiceUri": "file:/nowhere"}
+        with_schema_kept(settings_of(options, from_arrow_schema(parse_ddl(ddl)), is_stream=False), with_log)
+
+    def undisturbed(act: Any) -> Any:
+        return asyncio.run(act(log))
+
+    def overtaken(act: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # after the first one asked for the newest schema
+            written("id BIGINT, theirs STRING", undisturbed)
+        return undisturbed(act)
+
+    written("id BIGINT", undisturbed)
+    written("id BIGINT, ours STRING", overtaken)
+    latest = schemas_of(log.manifest).latest
+    assert latest is not None
+    assert sorted(parse_ddl(latest.text).names) == ["id", "ours", "theirs"]
