@@ -5,6 +5,7 @@ The source and the sink are called as Spark calls them. One test has a session.
 
 from __future__ import annotations
 
+import base64
 import json
 import pathlib
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.fakes.protobuf_files import ORDER, set_of
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from tests.fakes.protobuf_files import ORDER, file_of, set_of
 from tests.fakes.registry import FakeRegistry, fake_registry
 from tests.fakes.spark_query import Row, Stream, batch, refusal, save, source
 from tests.live.spark_marks import SMALL_BOOKIES
@@ -156,6 +158,31 @@ def test_a_registry_keeps_the_schemas(uri: Options, store: Any, served: tuple[Fa
     with pytest.raises(SchemaRegistryFailed, match="did not answer GET /subjects/registered-value"):
         source(options).schema()
     assert "no subject other: set schemaRegistry.subject" in refusal({**options, "schemaRegistry.subject": "other"})
+
+
+def test_a_registry_gets_one_file_of_protobuf(
+    uri: Options, served: tuple[FakeRegistry, str], tmp_path: pathlib.Path
+) -> None:
+    fake, url = served
+    (tmp_path / "shop.desc").write_bytes(set_of(ORDER))
+    rows = pa.table({"id": [7], "customer": ["a"]})
+    written = sink(uri, "shops", "protobuf", schemaRegistry=url)
+    save({**written, "valueSchemaFile": tmp_path / "shop.desc", "valueMessage": "shop.Order"}, rows)
+    save(written, rows)
+    [known] = fake.schemas.values()
+    assert known == {"schema": base64.b64encode(ORDER.SerializeToString()).decode(), "schemaType": "PROTOBUF"}
+    found = read(reading(uri, "shops", "protobuf", schemaRegistry=url))
+    assert [(row["id"], row["customer"]) for row in found] == [(7, "a")] * 2
+    apart = file_of({"Order": {"item": (1, "shop.Item")}})
+    item = file_of({"Item": {"price": (1, "double")}})
+    item.name = "item.proto"
+    del item.enum_type[:]
+    apart.dependency.append("item.proto")
+    (tmp_path / "two.desc").write_bytes(set_of(item) + FileDescriptorSet(file=[apart]).SerializeToString())
+    with pytest.raises(
+        InvalidArgument, match=r"shop\.proto imports item\.proto, and a schema in a registry is one file"
+    ):
+        save({**written, "valueSchemaFile": tmp_path / "two.desc"}, pa.table({"item": [{"price": 1.0}]}))
 
 
 def test_bare_payloads_with_a_schema_in_a_file(uri: Options, store: Any, tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from msgspec.structs import replace as struct_replace
 
 from bookies.errors import InvalidArgument
-from bookies.formats import avro
+from bookies.formats import avro, protobuf
 from bookies.formats.avro_schema import NO_DEFAULT, schema_of_columns, with_columns
 from bookies.formats.columns import ddl_of, is_wider, merged, parse_ddl, type_name
 from bookies.formats.payloads import Payloads, checked_by
@@ -53,6 +53,7 @@ def _kept(settings: Settings, columns: pa.Schema, with_log: WithLog[Any]) -> Pay
     payloads = Payloads(kind, text, message, kind in (AVRO, PROTOBUF))
     _check_columns(columns, payloads)
     if registry is not None:
+        text = protobuf.file_alone(text) if kind == PROTOBUF else text
         is_newest = latest is not None and latest.text == text
         number = latest.id if is_newest and latest is not None else registry.register(subject, kind, text)
         return struct_replace(payloads, id=number)
