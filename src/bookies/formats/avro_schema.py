@@ -112,6 +112,9 @@ class _Parser:
             return self.parse(kind, namespace, path)
         if kind in ("array", "map"):
             inner = self.parse(node["items" if kind == "array" else "values"], namespace, path)
+            if kind == "array" and _is_empty(inner):
+                # A damaged payload of a few bytes could have any number of them.
+                raise InvalidArgument(f"{path} is an array of elements without bytes: read the payload as raw")
             return AvroType(kind, items=inner)
         if kind in ("record", "error", "enum", "fixed"):
             return self._named_type(node, "record" if kind == "error" else kind, namespace, path)
@@ -160,6 +163,13 @@ class _Parser:
             parsed = AvroType(kind, name, fields=tuple(fields), aliases=aliases)
         self._named[name] = parsed
         return parsed
+
+
+def _is_empty(schema: AvroType) -> bool:
+    """Report whether values of the type have no bytes."""
+    if schema.kind == "record" and schema.null_at is None:
+        return all(_is_empty(one.type) for one in schema.fields)
+    return schema.kind == "null" or (schema.kind == "fixed" and not schema.size and schema.null_at is None)
 
 
 def _with_logical(parsed: AvroType, node: Mapping[str, Any]) -> AvroType:
