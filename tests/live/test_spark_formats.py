@@ -119,6 +119,23 @@ def test_an_incompatible_schema_stops_a_query(uri: Options, store: Any) -> None:
         query.drain()
 
 
+@pytest.mark.parametrize("value_format", ["avro", "json", "arrow"])
+def test_a_field_with_a_name_of_the_source_is_another_column(uri: Options, value_format: str) -> None:
+    save(sink(uri, f"names-{value_format}", value_format), pa.table({"offset": [7, None], "id": [1, 2]}))
+    options = reading(uri, f"names-{value_format}", value_format)
+    assert read(options) == [{"value_offset": 7, "id": 1}, {"value_offset": None, "id": 2}]
+
+
+def test_fields_of_a_sample_with_names_of_the_source(uri: Options, store: Any) -> None:
+    log = store.log("names-sampled")
+    log.create(ensemble=1)
+    with log.lead() as writer:
+        writer.append_many([b'{"timestamp": "t", "id": 1}', b"no", b'{"id": 2, "timestamp": "u"}'])
+    options = reading(uri, "names-sampled", "json", columns="entry_id,timestamp,value")
+    rows = [(row["entry_id"], row["timestamp"], row["value_timestamp"], row["id"]) for row in read(options)]
+    assert rows == [(0, None, "t", 1), (1, None, None, None), (2, None, "u", 2)]
+
+
 def test_each_log_has_ids_of_its_own(uri: Options) -> None:
     save(sink(uri, "own-a", "avro"), pa.table({"x": [1], "y": [2]}))
     save(sink(uri, "own-b", "avro"), pa.table({"y": [20], "x": [10]}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bookies.errors import InvalidArgument, LogNotFound, SchemaIncompatible, SchemaNotFound
 from bookies.formats.columns import ddl_of, is_wider, type_name
@@ -31,14 +31,12 @@ class PayloadSchema(Struct, frozen=True):
     columns: pa.Schema
     payloads: Payloads | None
     settings: Settings
-    kept: dict[str, Mapping[int, str]] = field(default_factory=dict)
+    kept: dict[str, Mapping[int, str]] = {}
 
     @property
     def fields(self) -> dict[str, pa.Field]:
         """The payload's fields by column. Names of the source's own columns keep their meaning."""
         taken = {name for name in known_columns(self.settings) if name != "value"}
-        if self.payloads is None:
-            return {field.name: field for field in self.columns if field.name not in taken}
         return {PREFIX + field.name if field.name in taken else field.name: field for field in self.columns}
 
     @property
