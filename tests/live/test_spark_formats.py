@@ -20,7 +20,7 @@ from tests.fakes.spark_query import Row, Stream, batch, refusal, save, source
 from tests.live.spark_marks import SMALL_BOOKIES
 
 from bookies.admin.cluster import LocalCluster
-from bookies.errors import InvalidArgument, SchemaIncompatible, SchemaRegistryFailed
+from bookies.errors import InvalidArgument, LogNotFound, SchemaIncompatible, SchemaRegistryFailed
 from bookies.formats import Payloads, registry
 from bookies.formats.columns import parse_ddl
 from bookies.spark.base.arrow import COLUMNS
@@ -82,11 +82,14 @@ def record(**fields: Any) -> str:
 
 
 @pytest.mark.parametrize("value_format", ["avro", "json", "arrow"])
-def test_columns_there_and_back_and_evolution(store: Any, uri: Options, value_format: str) -> None:
+def test_columns_there_and_back_and_evolution(
+    store: Any, uri: Options, value_format: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log = f"evolving-{value_format}"
     save(sink(uri, log, value_format), ROWS)
     options = reading(uri, log, value_format)
     assert read(options) == ROWS.to_pylist()
+    assert '"rows": 2' in caplog.text  # in the task log, also where two are one entry
     save(sink(uri, log, value_format), ROWS)  # The same schema has no second version.
     assert len(store.log(log).schemas().versions) == 1
     old_query = Stream(options | {"startingOffsets": "earliest"}, fields=payload_fields(options))
@@ -130,7 +133,7 @@ def test_fields_of_a_sample_with_names_of_the_source(uri: Options, store: Any) -
     log = store.log("names-sampled")
     log.create(ensemble=1)
     with log.lead() as writer:
-        writer.append_many([b'{"timestamp": "t", "id": 1}', b"no", b'{"id": 2, "timestamp": "u"}'])
+        writer.append_many([b'{"timestamp": "t", "id": 1}', b"no", b'{"id": 2, "timestamp": "u", "none": {}}'])
     options = reading(uri, "names-sampled", "json", columns="entry_id,timestamp,value")
     rows = [(row["entry_id"], row["timestamp"], row["value_timestamp"], row["id"]) for row in read(options)]
     assert rows == [(0, None, "t", 1), (1, None, None, None), (2, None, "u", 2)]
@@ -250,6 +253,9 @@ def test_refusals(uri: Options, store: Any, tmp_path: pathlib.Path) -> None:
     assert "needs a schema, and log plain has none" in refusal(options)
     assert "no Avro schema" in refusal(options | {"valueSchemaFile": tmp_path / "bad.avsc"})
     assert "No such file" in refusal(options | {"valueSchemaFile": tmp_path / "none.avsc"})
+    for value_format in ("avro", "json", "arrow"):
+        with pytest.raises(LogNotFound):
+            source(reading(uri, "nowhere", value_format)).schema()
     assert "is for valueFormat=avro or protobuf" in refusal(reading(uri, "plain", "json", schemaRegistry="http://x"))
     with_file = options | {"valueSchemaFile": tmp_path / "other.avsc"}
     with pytest.raises(InvalidArgument, match="the payload's schema has no column 'nothing'; it has id, needed"):
