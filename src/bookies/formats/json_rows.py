@@ -103,7 +103,7 @@ def _is_empty(data_type: pa.DataType) -> bool:
 
 def encode(rows: pa.StructArray) -> pa.Array:
     """Return each row as one object, in the notation of docs/reference/spark.md."""
-    _check_keys(rows.type)
+    check_keys(rows.type)
     texts = [
         json.dumps(row, default=_text, ensure_ascii=False, separators=(",", ":")).encode()
         for row in rows.to_pylist(maps_as_pydicts="strict")
@@ -111,11 +111,12 @@ def encode(rows: pa.StructArray) -> pa.Array:
     return pa.array(texts, pa.binary())
 
 
-def _check_keys(data_type: pa.DataType) -> None:
+def check_keys(data_type: pa.DataType) -> None:
+    """Check that every map inside a type can be an object. Raises `InvalidArgument`."""
     if pa.types.is_map(data_type) and not pa.types.is_string(data_type.key_type):
         raise InvalidArgument(f"a map with keys of {type_name(data_type.key_type)} is no JSON object: use STRING")
     for index in range(data_type.num_fields):
-        _check_keys(data_type.field(index).type)
+        check_keys(data_type.field(index).type)
 
 
 def _text(value: Any) -> str:

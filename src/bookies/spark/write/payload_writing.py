@@ -13,7 +13,7 @@ import pyarrow as pa
 from msgspec.structs import replace as struct_replace
 
 from bookies.errors import InvalidArgument
-from bookies.formats import avro, protobuf
+from bookies.formats import avro, json_rows, protobuf
 from bookies.formats.avro_schema import NO_DEFAULT, schema_of_columns, with_columns
 from bookies.formats.columns import ddl_of, is_wider, merged, parse_ddl, type_name
 from bookies.formats.payloads import Payloads, checked_by
@@ -120,6 +120,8 @@ def _check_columns(columns: pa.Schema, payloads: Payloads) -> None:
             raise InvalidArgument(
                 f"column {column.name!r} is {type_name(column.type)}, and the schema has {type_name(wanted)}: cast it"
             )
+    if payloads.format == JSON:
+        json_rows.check_keys(pa.struct(list(columns)))
     if payloads.format == AVRO:
         for one in avro.parsed(payloads.schema).fields:
             if one.name not in columns.names and one.default is NO_DEFAULT:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from bookies.errors import InvalidArgument
 from bookies.formats.columns import parse_ddl
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest
@@ -34,26 +36,36 @@ class FakeLog:
         return kept
 
 
+def written(log: FakeLog, ddl: str, with_log: Any = None) -> None:
+    """Plan a write of these columns."""
+
+    def directly(act: Any) -> Any:
+        return asyncio.run(act(log))
+
+    options = {"log": "orders", "valueFormat": "json", "bookkeeper.metadataServiceUri": "file:/nowhere"}
+    with_schema_kept(settings_of(options, from_arrow_schema(parse_ddl(ddl)), is_stream=False), with_log or directly)
+
+
 def test_two_writers_that_add_columns_at_once_lose_none() -> None:
     log = FakeLog()
     calls = 0
-
-    def written(ddl: str, with_log: Any) -> None:
-        options = {"log": "orders", "valueFormat": "json", "bookkeeper.metadataServiceUri": "file:/nowhere"}
-        with_schema_kept(settings_of(options, from_arrow_schema(parse_ddl(ddl)), is_stream=False), with_log)
-
-    def undisturbed(act: Any) -> Any:
-        return asyncio.run(act(log))
 
     def overtaken(act: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:  # after the first one asked for the newest schema
-            written("id BIGINT, theirs STRING", undisturbed)
-        return undisturbed(act)
+            written(log, "id BIGINT, theirs STRING")
+        return asyncio.run(act(log))
 
-    written("id BIGINT", undisturbed)
-    written("id BIGINT, ours STRING", overtaken)
+    written(log, "id BIGINT")
+    written(log, "id BIGINT, ours STRING", overtaken)
     latest = schemas_of(log.manifest).latest
     assert latest is not None
     assert sorted(parse_ddl(latest.text).names) == ["id", "ours", "theirs"]
+
+
+def test_columns_that_cannot_be_encoded_are_not_kept() -> None:
+    log = FakeLog()
+    with pytest.raises(InvalidArgument, match="a map with keys of INT is no JSON object: use STRING"):
+        written(log, "m MAP<INT, STRING>")
+    assert not schemas_of(log.manifest).versions
