@@ -124,9 +124,9 @@ def test_an_incompatible_schema_stops_a_query(uri: Options, store: Any) -> None:
 
 @pytest.mark.parametrize("value_format", ["avro", "json", "arrow"])
 def test_a_field_with_a_name_of_the_source_is_another_column(uri: Options, value_format: str) -> None:
-    save(sink(uri, f"names-{value_format}", value_format), pa.table({"offset": [7, None], "id": [1, 2]}))
+    save(sink(uri, f"names-{value_format}", value_format), pa.table({"offset": [7, None], "Gap": [1, 2]}))
     options = reading(uri, f"names-{value_format}", value_format)
-    assert read(options) == [{"value_offset": 7, "id": 1}, {"value_offset": None, "id": 2}]
+    assert read(options) == [{"value_offset": 7, "value_Gap": 1}, {"value_offset": None, "value_Gap": 2}]
 
 
 def test_fields_of_a_sample_with_names_of_the_source(uri: Options, store: Any) -> None:

@@ -37,7 +37,8 @@ class PayloadSchema(Struct, frozen=True):
     def fields(self) -> dict[str, pa.Field]:
         """The payload's fields by column. Names of the source's own columns keep their meaning."""
         taken = {name for name in known_columns(self.settings) if name != "value"}
-        return {PREFIX + field.name if field.name in taken else field.name: field for field in self.columns}
+        # Spark does not tell names apart that differ in case only.
+        return {PREFIX + field.name if field.name.lower() in taken else field.name: field for field in self.columns}
 
     @property
     def arrow(self) -> pa.Schema:

@@ -110,6 +110,11 @@ def _check_columns(columns: pa.Schema, payloads: Payloads) -> None:
     """Check that the schema has each column, with a type that holds its values, and needs no other one."""
     fields = {field.name: field for field in payloads.fields}
     for column in columns:
+        if alike := [name for name in fields if name.lower() == column.name.lower() and name != column.name]:
+            raise InvalidArgument(
+                f"column {column.name!r} and {alike[0]!r} of the schema differ in case only, and Spark could read "
+                f"neither of them: rename it to {alike[0]!r}"
+            )
         if column.name not in fields:
             raise InvalidArgument(
                 f"column {column.name!r} is not in the schema, which has {', '.join(fields)}: drop it, rename it, or "

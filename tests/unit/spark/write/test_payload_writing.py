@@ -64,8 +64,12 @@ def test_two_writers_that_add_columns_at_once_lose_none() -> None:
     assert sorted(parse_ddl(latest.text).names) == ["id", "ours", "theirs"]
 
 
-def test_columns_that_cannot_be_encoded_are_not_kept() -> None:
+def test_columns_that_nobody_could_write_or_read_are_not_kept() -> None:
     log = FakeLog()
     with pytest.raises(InvalidArgument, match="a map with keys of INT is no JSON object: use STRING"):
         written(log, "m MAP<INT, STRING>")
     assert not schemas_of(log.manifest).versions
+    written(log, "id BIGINT")
+    with pytest.raises(InvalidArgument, match="column 'ID' and 'id' of the schema differ in case only"):
+        written(log, "ID BIGINT")
+    assert len(schemas_of(log.manifest).versions) == 1
