@@ -12,7 +12,10 @@ from typing import Any
 
 
 class FakeRegistry:
-    """`requests`: method and path of each request. `failures`: statuses for the next requests."""
+    """`requests`: method and path of each request. `failures`: statuses for the next requests.
+
+    redirect: address of the server that each answer names instead.
+    """
 
     def __init__(self) -> None:
         self.schemas: dict[int, dict[str, Any]] = {}
@@ -20,6 +23,7 @@ class FakeRegistry:
         self.requests: list[str] = []
         self.failures: list[int] = []
         self.refusal = ""
+        self.redirect = ""
         self.authorization: str | None = None
 
     def add(self, subject: str, schema: str, kind: str = "AVRO") -> int:
@@ -65,7 +69,9 @@ def fake_registry() -> Iterator[tuple[FakeRegistry, str]]:
             registry.authorization = self.headers["Authorization"]
             status, content = registry.answer(method, self.path, body)
             data = json.dumps(content).encode()
-            self.send_response(status)
+            self.send_response(302 if registry.redirect else status)
+            if registry.redirect:
+                self.send_header("Location", registry.redirect + self.path)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

@@ -5,6 +5,7 @@ The source and the sink are called as Spark calls them. One test has a session.
 
 from __future__ import annotations
 
+import base64
 import json
 import pathlib
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.fakes.protobuf_files import ORDER, set_of
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from tests.fakes.protobuf_files import ORDER, file_of, set_of
 from tests.fakes.registry import FakeRegistry, fake_registry
 from tests.fakes.spark_query import Row, Stream, batch, refusal, save, source
 from tests.live.spark_marks import SMALL_BOOKIES
 
 from bookies.admin.cluster import LocalCluster
-from bookies.errors import InvalidArgument, SchemaIncompatible, SchemaRegistryFailed
+from bookies.errors import InvalidArgument, LogNotFound, SchemaIncompatible, SchemaRegistryFailed
 from bookies.formats import Payloads, registry
 from bookies.formats.columns import parse_ddl
 from bookies.spark.base.arrow import COLUMNS
@@ -80,11 +82,14 @@ def record(**fields: Any) -> str:
 
 
 @pytest.mark.parametrize("value_format", ["avro", "json", "arrow"])
-def test_columns_there_and_back_and_evolution(store: Any, uri: Options, value_format: str) -> None:
+def test_columns_there_and_back_and_evolution(
+    store: Any, uri: Options, value_format: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log = f"evolving-{value_format}"
     save(sink(uri, log, value_format), ROWS)
     options = reading(uri, log, value_format)
     assert read(options) == ROWS.to_pylist()
+    assert '"rows": 2' in caplog.text  # in the task log, also where two are one entry
     save(sink(uri, log, value_format), ROWS)  # The same schema has no second version.
     assert len(store.log(log).schemas().versions) == 1
     old_query = Stream(options | {"startingOffsets": "earliest"}, fields=payload_fields(options))
@@ -115,6 +120,30 @@ def test_an_incompatible_schema_stops_a_query(uri: Options, store: Any) -> None:
     ledger = store.log("turned").manifest().extents[-1].ledger_id
     with pytest.raises(SchemaIncompatible, match=rf"log turned: .* id is string .* \(ledger {ledger}, entry 0\)"):
         query.drain()
+
+
+@pytest.mark.parametrize("value_format", ["avro", "json", "arrow"])
+def test_a_field_with_a_name_of_the_source_is_another_column(uri: Options, value_format: str) -> None:
+    save(sink(uri, f"names-{value_format}", value_format), pa.table({"offset": [7, None], "Gap": [1, 2]}))
+    options = reading(uri, f"names-{value_format}", value_format)
+    assert read(options) == [{"value_offset": 7, "value_Gap": 1}, {"value_offset": None, "value_Gap": 2}]
+
+
+def test_fields_of_a_sample_with_names_of_the_source(uri: Options, store: Any) -> None:
+    log = store.log("names-sampled")
+    log.create(ensemble=1)
+    with log.lead() as writer:
+        writer.append_many([b'{"timestamp": "t", "id": 1}', b"no", b'{"id": 2, "timestamp": "u", "none": {}}'])
+    options = reading(uri, "names-sampled", "json", columns="entry_id,timestamp,value")
+    rows = [(row["entry_id"], row["timestamp"], row["value_timestamp"], row["id"]) for row in read(options)]
+    assert rows == [(0, None, "t", 1), (1, None, None, None), (2, None, "u", 2)]
+
+
+def test_each_log_has_ids_of_its_own(uri: Options) -> None:
+    save(sink(uri, "own-a", "avro"), pa.table({"x": [1], "y": [2]}))
+    save(sink(uri, "own-b", "avro"), pa.table({"y": [20], "x": [10]}))
+    options = reading(uri, "own-a,own-b", "avro")
+    assert read(options) == [{"x": 1, "y": 2}, {"x": 10, "y": 20}]
 
 
 def test_protobuf_with_descriptors_in_a_file(uri: Options, tmp_path: pathlib.Path) -> None:
@@ -149,6 +178,31 @@ def test_a_registry_keeps_the_schemas(uri: Options, store: Any, served: tuple[Fa
     with pytest.raises(SchemaRegistryFailed, match="did not answer GET /subjects/registered-value"):
         source(options).schema()
     assert "no subject other: set schemaRegistry.subject" in refusal({**options, "schemaRegistry.subject": "other"})
+
+
+def test_a_registry_gets_one_file_of_protobuf(
+    uri: Options, served: tuple[FakeRegistry, str], tmp_path: pathlib.Path
+) -> None:
+    fake, url = served
+    (tmp_path / "shop.desc").write_bytes(set_of(ORDER))
+    rows = pa.table({"id": [7], "customer": ["a"]})
+    written = sink(uri, "shops", "protobuf", schemaRegistry=url)
+    save({**written, "valueSchemaFile": tmp_path / "shop.desc", "valueMessage": "shop.Order"}, rows)
+    save(written, rows)
+    [known] = fake.schemas.values()
+    assert known == {"schema": base64.b64encode(ORDER.SerializeToString()).decode(), "schemaType": "PROTOBUF"}
+    found = read(reading(uri, "shops", "protobuf", schemaRegistry=url))
+    assert [(row["id"], row["customer"]) for row in found] == [(7, "a")] * 2
+    apart = file_of({"Order": {"item": (1, "shop.Item")}})
+    item = file_of({"Item": {"price": (1, "double")}})
+    item.name = "item.proto"
+    del item.enum_type[:]
+    apart.dependency.append("item.proto")
+    (tmp_path / "two.desc").write_bytes(set_of(item) + FileDescriptorSet(file=[apart]).SerializeToString())
+    with pytest.raises(
+        InvalidArgument, match=r"shop\.proto imports item\.proto, and a schema in a registry is one file"
+    ):
+        save({**written, "valueSchemaFile": tmp_path / "two.desc"}, pa.table({"item": [{"price": 1.0}]}))
 
 
 def test_bare_payloads_with_a_schema_in_a_file(uri: Options, store: Any, tmp_path: pathlib.Path) -> None:
@@ -199,6 +253,9 @@ def test_refusals(uri: Options, store: Any, tmp_path: pathlib.Path) -> None:
     assert "needs a schema, and log plain has none" in refusal(options)
     assert "no Avro schema" in refusal(options | {"valueSchemaFile": tmp_path / "bad.avsc"})
     assert "No such file" in refusal(options | {"valueSchemaFile": tmp_path / "none.avsc"})
+    for value_format in ("avro", "json", "arrow"):
+        with pytest.raises(LogNotFound):
+            source(reading(uri, "nowhere", value_format)).schema()
     assert "is for valueFormat=avro or protobuf" in refusal(reading(uri, "plain", "json", schemaRegistry="http://x"))
     with_file = options | {"valueSchemaFile": tmp_path / "other.avsc"}
     with pytest.raises(InvalidArgument, match="the payload's schema has no column 'nothing'; it has id, needed"):

@@ -280,7 +280,9 @@ class Stream:
         from pyspark.errors import StreamingQueryException
 
         writer = self.frame().writeStream.format(self.source).outputMode("append").trigger(availableNow=True)
-        query = writer.options(**self.options).option("checkpointLocation", str(self.directory / checkpoint)).start()
+        # Spark passes the name and the checkpoint along as options.
+        writer = writer.queryName("orders").option("checkpointLocation", str(self.directory / checkpoint))
+        query = writer.options(**self.options).start()
         try:
             query.awaitTermination()
         except StreamingQueryException as error:

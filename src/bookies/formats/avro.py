@@ -26,6 +26,7 @@ from msgspec.structs import replace as struct_replace
 from bookies.errors import InvalidArgument, NotSupported, SchemaIncompatible
 from bookies.formats.avro_schema import (
     NO_DEFAULT,
+    PLAIN,
     AvroType,
     arrow_fields,
     arrow_type,
@@ -239,7 +240,7 @@ def _converted(writer: AvroType, reader: AvroType, column: pa.Array) -> pa.Array
             items = _converted(writer.items, reader.items, values.field("value"))
             return pa.MapArray.from_arrays(offsets, values.field("key"), items, type=target, mask=mask)
         return pa.ListArray.from_arrays(offsets, _converted(writer.items, reader.items, values), type=target, mask=mask)
-    return _symbols(writer, reader, column) if writer.kind == "enum" else _logical(writer, column).cast(target)
+    return _symbols(writer, reader, column) if writer.kind == "enum" else _scalars(writer, reader, column)
 
 
 def _symbols(writer: AvroType, reader: AvroType, column: pa.Array) -> pa.Array:
@@ -248,15 +249,21 @@ def _symbols(writer: AvroType, reader: AvroType, column: pa.Array) -> pa.Array:
     return pa.array(symbols, pa.string()).take(column)
 
 
-def _logical(writer: AvroType, column: pa.Array) -> pa.Array:
-    """Return a column as the writer's logical type. Raises `ArrowInvalid` for a value out of its range."""
+def _scalars(writer: AvroType, reader: AvroType, column: pa.Array) -> pa.Array:
+    """Return a column as the reader's type. Raises `ArrowInvalid` for a value out of its range."""
+    target = arrow_type(reader)
     if writer.logical == "decimal":
         column.validate(full=True)  # The type has fewer digits than the bytes can hold.
+        return column.cast(target)
+    if not (writer.logical and reader.logical):
+        # A logical type that only one of them has does not change the number. Avro allows rounding to a fraction.
+        column = column.cast(PLAIN[reader.kind], safe=reader.kind not in ("float", "double"))
+        writer = reader
     if "timestamp" in writer.logical:
         unit = _UNITS[writer.logical.rpartition("-")[2]]
-        target = arrow_type(writer)
-        return column.cast(pa.timestamp(unit, tz=target.tz)).cast(target, safe=unit != "ns")
-    return column.cast(arrow_type(writer))
+        instant = arrow_type(writer)
+        column = column.cast(pa.timestamp(unit, tz=instant.tz)).cast(instant, safe=unit != "ns")
+    return column.cast(arrow_type(writer)).cast(target)
 
 
 def default_of(schema: AvroType, value: Any) -> Any:

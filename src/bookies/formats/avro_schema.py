@@ -19,7 +19,7 @@ from bookies.formats.columns import DECIMAL_DIGITS_MAX, TIMESTAMP, TIMESTAMP_NTZ
 
 NO_DEFAULT: Any = object()
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-_PLAIN = {
+PLAIN = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -112,6 +112,9 @@ class _Parser:
             return self.parse(kind, namespace, path)
         if kind in ("array", "map"):
             inner = self.parse(node["items" if kind == "array" else "values"], namespace, path)
+            if kind == "array" and _is_empty(inner):
+                # A damaged payload of a few bytes could have any number of them.
+                raise InvalidArgument(f"{path} is an array of elements without bytes: read the payload as raw")
             return AvroType(kind, items=inner)
         if kind in ("record", "error", "enum", "fixed"):
             return self._named_type(node, "record" if kind == "error" else kind, namespace, path)
@@ -162,6 +165,13 @@ class _Parser:
         return parsed
 
 
+def _is_empty(schema: AvroType) -> bool:
+    """Report whether values of the type have no bytes."""
+    if schema.kind == "record" and schema.null_at is None:
+        return all(_is_empty(one.type) for one in schema.fields)
+    return schema.kind == "null" or (schema.kind == "fixed" and not schema.size and schema.null_at is None)
+
+
 def _with_logical(parsed: AvroType, node: Mapping[str, Any]) -> AvroType:
     """Return the type with its logical type. Those that are unknown or wrong are ignored, as Avro asks."""
     from msgspec.structs import replace
@@ -185,7 +195,7 @@ def arrow_type(schema: AvroType) -> pa.DataType:
         return list_of(inner) if schema.kind == "array" else pa.map_(pa.string(), inner)
     if schema.logical == "decimal":
         return pa.decimal128(schema.precision, schema.scale)
-    return _LOGICAL.get((schema.kind, schema.logical), _PLAIN[schema.kind])
+    return _LOGICAL.get((schema.kind, schema.logical), PLAIN[schema.kind])
 
 
 def arrow_fields(schema: AvroType) -> list[pa.Field]:

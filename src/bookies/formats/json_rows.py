@@ -21,7 +21,8 @@ LONG_MAX = 1 << 63
 def columns_of(payloads: Iterable[bytes | None]) -> pa.Schema:
     """Return the columns of objects, in the order in which they first appear. Payloads that are no object are ignored.
 
-    Whole numbers are BIGINT, and DOUBLE if another object has a fraction. A field that is always null is a STRING.
+    Whole numbers are BIGINT, and DOUBLE if another object has a fraction. A field that is always null is a STRING. One
+    that is always an object without fields, or a list of these, is no column.
     Raises `InvalidArgument` if there is no object with a field, or objects disagree about a type.
     """
     fields: dict[str, pa.DataType] = {}
@@ -33,12 +34,13 @@ def columns_of(payloads: Iterable[bytes | None]) -> pa.Schema:
         if isinstance(row, dict):
             for name, value in row.items():
                 fields[name] = _merged(fields.get(name, pa.null()), _type_of(value, name), name)
-    if not fields:
+    columns = _settled(pa.struct(list(fields.items())))
+    if not columns.num_fields:
         raise InvalidArgument(
             "the sample has no JSON object, so the columns are unknown: give them with option valueSchema, such as 'id "
             "BIGINT, name STRING'"
         )
-    return pa.schema([pa.field(name, _settled(data_type)) for name, data_type in fields.items()])
+    return pa.schema(list(columns))
 
 
 def _type_of(value: Any, path: str) -> pa.DataType:
@@ -81,17 +83,27 @@ def _merged(one: pa.DataType, two: pa.DataType, path: str) -> pa.DataType:
 
 
 def _settled(data_type: pa.DataType) -> pa.DataType:
-    """Return the type of a column whose every value is known. Objects without a field, and nulls, are strings."""
-    if pa.types.is_struct(data_type) and data_type.num_fields:
-        return pa.struct([pa.field(field.name, _settled(field.type)) for field in data_type])
+    """Return the type of a column whose every value is known. Nulls are strings. Objects without fields are left out of
+    others: no type of Spark accepts them.
+    """
+    if pa.types.is_struct(data_type):
+        fields = [(field.name, _settled(field.type)) for field in data_type]
+        return pa.struct([(name, settled) for name, settled in fields if not _is_empty(settled)])
     if pa.types.is_list(data_type):
         return list_of(_settled(data_type.value_type))
-    return pa.string() if pa.types.is_null(data_type) or pa.types.is_struct(data_type) else data_type
+    return pa.string() if pa.types.is_null(data_type) else data_type
+
+
+def _is_empty(data_type: pa.DataType) -> bool:
+    """Report whether it is an object without fields, or a list of these."""
+    while pa.types.is_list(data_type):
+        data_type = data_type.value_type
+    return pa.types.is_struct(data_type) and not data_type.num_fields
 
 
 def encode(rows: pa.StructArray) -> pa.Array:
     """Return each row as one object, in the notation of docs/reference/spark.md."""
-    _check_keys(rows.type)
+    check_keys(rows.type)
     texts = [
         json.dumps(row, default=_text, ensure_ascii=False, separators=(",", ":")).encode()
         for row in rows.to_pylist(maps_as_pydicts="strict")
@@ -99,11 +111,12 @@ def encode(rows: pa.StructArray) -> pa.Array:
     return pa.array(texts, pa.binary())
 
 
-def _check_keys(data_type: pa.DataType) -> None:
+def check_keys(data_type: pa.DataType) -> None:
+    """Check that every map inside a type can be an object. Raises `InvalidArgument`."""
     if pa.types.is_map(data_type) and not pa.types.is_string(data_type.key_type):
         raise InvalidArgument(f"a map with keys of {type_name(data_type.key_type)} is no JSON object: use STRING")
     for index in range(data_type.num_fields):
-        _check_keys(data_type.field(index).type)
+        check_keys(data_type.field(index).type)
 
 
 def _text(value: Any) -> str:

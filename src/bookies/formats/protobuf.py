@@ -118,6 +118,20 @@ def unreadable(writer: Any, reader: Any, path: str = "") -> str:
     return ""
 
 
+def file_alone(schema: str) -> str:
+    """Return descriptors as a registry accepts them: of one file, which may import well-known ones only.
+
+    A registry reads a set of files as a file without messages. Raises `InvalidArgument` if there are other files.
+    """
+    *imported, file = _files_of(base64.b64decode(schema))
+    if others := [one.name for one in imported if one.name not in _WELL_KNOWN]:
+        raise InvalidArgument(
+            f"{file.name} imports {others[0]}, and a schema in a registry is one file: put the messages into one file, "
+            "or keep the schema with the log, without option schemaRegistry"
+        )
+    return base64.b64encode(file.SerializeToString()).decode()
+
+
 def _is_repeated(one: Any) -> bool:
     return bool(one.is_repeated) if hasattr(one, "is_repeated") else one.label == _REPEATED
 

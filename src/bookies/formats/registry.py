@@ -1,6 +1,7 @@
 """Client of a schema registry with Confluent's HTTP interface. A process asks for each schema once.
 
-An id never changes its schema, so what was answered is kept for the life of the process, also that an id is unknown.
+An id never changes its schema, so a schema is kept for the life of the process. That an id is unknown is kept for a
+minute only: it may be registered later.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bookies.protocol.payloads.schemas import AVRO, PROTOBUF
 
 ATTEMPTS = 4
 DELAY_S, TIMEOUT_S = 0.25, 10.0  # before the second attempt, doubled for each further one; for one request
+UNKNOWN_S = 60.0  # an unknown id is asked for again after this time
 UNKNOWN_MAX = 100  # ids that are asked for in vain before the payloads count as having no ids
 _NAMES = {AVRO: "AVRO", PROTOBUF: "PROTOBUF"}
 _CONTENT = "application/vnd.schemaregistry.v1+json"
@@ -45,21 +47,25 @@ class Registry(Struct, frozen=True):
     def schema(self, schema_id: int, schema_format: str = AVRO) -> Registered:
         """Return the schema of an id. Raises `SchemaNotFound`, `SchemaRegistryFailed`, `InvalidArgument`."""
         known = _known.setdefault(self, {})
-        if schema_id not in known:
-            if sum(one is None for one in known.values()) >= UNKNOWN_MAX:
+        if (schema := known.get(schema_id)) is not None:
+            return schema
+        unknown = _unknown.setdefault(self, {})
+        for number in [number for number, until_s in unknown.items() if until_s <= now_s()]:
+            del unknown[number]
+        try:
+            if schema_id in unknown:
+                raise SchemaNotFound("it was asked for a short time ago")
+            if len(unknown) >= UNKNOWN_MAX:
                 raise InvalidArgument(
                     f"schema registry {self.url} does not know {UNKNOWN_MAX} of the schema ids in payloads: they are "
                     "probably no ids; set option valueFraming=bare and give the schema with valueSchemaFile"
                 )
-            try:
-                answer = self._ask("GET", f"/schemas/ids/{schema_id}{_form(schema_format)}")
-                known[schema_id] = self._registered({**answer, "id": schema_id}, schema_format)
-            except SchemaNotFound:
-                known[schema_id] = None
-        schema = known[schema_id]
-        if schema is None:
-            raise SchemaNotFound(f"schema registry {self.url} has no schema with id {schema_id}")
-        return schema
+            answer = self._ask("GET", f"/schemas/ids/{schema_id}{_form(schema_format)}")
+        except SchemaNotFound:
+            unknown.setdefault(schema_id, now_s() + UNKNOWN_S)
+            raise SchemaNotFound(f"schema registry {self.url} has no schema with id {schema_id}") from None
+        known[schema_id] = self._registered({**answer, "id": schema_id}, schema_format)
+        return known[schema_id]
 
     def latest(self, subject: str, schema_format: str = AVRO) -> Registered | None:
         """Return the newest schema of a subject; None: the subject has none. Raises `SchemaRegistryFailed`."""
@@ -123,7 +129,9 @@ class Registry(Struct, frozen=True):
             method=method,
         )
         if self.user_info:
-            request.add_header("Authorization", "Basic " + base64.b64encode(self.user_info.encode()).decode())
+            # The server that a redirect names must not get the password.
+            user = base64.b64encode(self.user_info.encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {user}")
         problem = ""
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -135,8 +143,8 @@ class Registry(Struct, frozen=True):
                     return content
                 problem = "the answer is no JSON object"
             except urllib.error.HTTPError as error:
-                text = error.read().decode("utf-8", "replace")[:300]
-                if error.code == 404:
+                code, text = _explained(error)
+                if code // 100 == 404:
                     raise SchemaNotFound(f"schema registry {self.url}: {text}") from None
                 if error.code in (409, 422):
                     raise SchemaIncompatible(f"schema registry {self.url} refuses the schema: {text}") from None
@@ -151,20 +159,36 @@ class Registry(Struct, frozen=True):
         )
 
 
-_known: dict[Registry, dict[int, Registered | None]] = {}
+_known: dict[Registry, dict[int, Registered]] = {}
+_unknown: dict[Registry, dict[int, float]] = {}  # until when, by id
 _added: dict[tuple[Registry, str, str], int] = {}  # ids by registry, subject and schema
 sleep: Callable[[float], None] = time.sleep
+now_s: Callable[[], float] = time.monotonic
 
 
 def opened_registry(url: str, user_info: str = "") -> Registry:
     """Return the registry of an address. Raises `InvalidArgument`."""
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise InvalidArgument(
             "option schemaRegistry: expected an address such as http://registry:8081, without a password; that is "
             "option schemaRegistry.userInfoFile"
         )
     return Registry(url, user_info)
+
+
+def _explained(error: Any) -> tuple[int, str]:
+    """Return the number and the text of a refusal. A registry gives 404xx for what it lacks, a proxy none."""
+    import http.client
+
+    text = ""
+    try:
+        data = error.read()
+        text = data.decode("utf-8", "replace")[:300]
+        code = parse_json(data)["error_code"]
+    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
+        code = 0
+    return (code if isinstance(code, int) else 0), text
 
 
 def _form(schema_format: str) -> str:

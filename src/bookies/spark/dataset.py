@@ -43,7 +43,7 @@ def dataset(
     * `log`: its name. None: `options` select, for example `ledger=17` or `subscribePattern="orders.*"`.
     * `start`, `end`: the number of a row, a position such as "17:1041", or a datetime with a time zone; `end` is
       exclusive. Rows between two times are those appended then, and some before and after: see `Log.at`.
-    * `columns`: only these.
+    * `columns`: only these of the source. Those of the payload stay; `to_table(columns=...)` leaves some of them out.
     * `schema`: columns of the payload, for `valueFormat="json"` or "arrow". None: those that the log or a sample of
       its rows shows. Avro and Protobuf have a schema of their own.
     * `options`: those of batch queries in docs/reference/spark.md.

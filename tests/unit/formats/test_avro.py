@@ -55,6 +55,9 @@ SLOW: list[tuple[Any, ...]] = [
     ({"type": "map", "values": "bytes"}, {"k": b""}, [("k", b"")]),
 ]
 
+MILLIS, MICROS = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
+DAYS = {"type": "int", "logicalType": "date"}
+
 
 def record(*fields: Any, name: str = "R") -> str:
     return json.dumps({"type": "record", "name": name, "namespace": "a.b", "fields": list(fields)})
@@ -210,6 +213,26 @@ def test_resolution() -> None:
         "l": ["x"],
         "p": Decimal("-0.1"),
     }
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "number", "expected"),
+    [
+        ("long", "double", (1 << 60) + 1, float(1 << 60)),
+        ("int", "float", (1 << 24) + 1, float(1 << 24)),
+        ("long", MILLIS, 1000, datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        (MILLIS, "long", 1000, 1000),
+        (MILLIS, MICROS, 1000, datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        ("int", MICROS, 7, datetime.datetime(1970, 1, 1, 0, 0, 0, 7, tzinfo=UTC)),
+        (DAYS, "long", 3, 3),
+        (DAYS, "double", 3, 3.0),
+        ("int", DAYS, 3, datetime.date(1970, 1, 4)),
+    ],
+)
+def test_numbers_keep_their_value_where_the_type_changes(written: Any, read: Any, number: int, expected: Any) -> None:
+    writer, reader = (record({"name": "a", "type": kind}) for kind in (written, read))
+    rows, bad = avro.decode(writer, reader, packed(writer, {"a": number}))
+    assert (rows.to_pylist(), bad) == ([{"a": expected}], {})
 
 
 def test_a_schema_that_cannot_read_another_one() -> None:

@@ -54,6 +54,12 @@ def test_names_are_of_the_surrounding_namespace() -> None:
         (record({"name": "a", "type": enum("A")}, {"name": "b", "type": enum("B")}), "defines K twice"),
         (one({"type": "array"}), "no Avro schema"),
         (one(7), "no Avro schema"),
+        (one({"type": "array", "items": "null"}), "the schema.a is an array of elements without bytes"),
+        (
+            one({"type": "array", "items": {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]}}),
+            "an array of elements without bytes",
+        ),
+        (one({"type": "array", "items": {"type": "fixed", "name": "F", "size": 0}}), "elements without bytes"),
     ],
 )
 def test_schemas_that_are_refused(text: str, reason: str) -> None:

@@ -16,7 +16,7 @@ from bookies.formats.columns import ddl_of
 
 def test_columns_of_a_sample() -> None:
     sample = [
-        b'{"id": 1, "tags": [], "in": {"x": null}, "nothing": null, "huge": 1, "empty": {}}',
+        b'{"id": 1, "tags": [], "in": {"x": null}, "nothing": null, "huge": 1, "empty": {}, "list": [{}]}',
         b"no object",
         b"[1]",
         None,
@@ -25,13 +25,13 @@ def test_columns_of_a_sample() -> None:
     ]
     assert ddl_of(json_rows.columns_of(sample)) == (
         "id DOUBLE, tags ARRAY<STRING>, in STRUCT<x: BOOLEAN, y: ARRAY<STRUCT<z: BIGINT>>>, nothing STRING, "
-        "huge DOUBLE, empty STRING, later STRING"
+        "huge DOUBLE, later STRING"
     )
 
 
 def test_samples_without_columns() -> None:
     with pytest.raises(InvalidArgument, match="no JSON object"):
-        json_rows.columns_of([b"x", b"{}"])
+        json_rows.columns_of([b"x", b"{}", b'{"a": {"b": [{}]}}'])
     for objects, path in (
         ([b'{"a": 1}', b'{"a": "x"}'], "a"),
         ([b'{"a": [{"b": 1}]}', b'{"a": [{"b": {}}]}'], r"a\[\]\.b"),

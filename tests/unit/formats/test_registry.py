@@ -9,7 +9,7 @@ from tests.fakes.registry import FakeRegistry, fake_registry
 
 from bookies.errors import InvalidArgument, SchemaIncompatible, SchemaNotFound, SchemaRegistryFailed
 from bookies.formats import registry as module
-from bookies.formats.registry import ATTEMPTS, UNKNOWN_MAX, Registry, opened_registry
+from bookies.formats.registry import ATTEMPTS, UNKNOWN_MAX, UNKNOWN_S, Registry, opened_registry
 
 
 @pytest.fixture
@@ -66,6 +66,38 @@ def test_unknown_ids_are_asked_for_once_and_not_for_ever(served: tuple[FakeRegis
         registry.schema(1000)
 
 
+def test_an_id_that_is_registered_later_is_found(
+    served: tuple[FakeRegistry, Registry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, registry = served
+    monkeypatch.setattr(module, "now_s", lambda: 1000.0)
+    with pytest.raises(SchemaNotFound):
+        registry.schema(1)
+    fake.add("s", '"int"')
+    monkeypatch.setattr(module, "now_s", lambda: 1000.0 + UNKNOWN_S)
+    assert registry.schema(1).text == '"int"'
+
+
+def test_another_servers_404_is_no_answer_of_a_registry(served: tuple[FakeRegistry, Registry]) -> None:
+    fake, registry = served
+    fake.add("s", '"int"')
+    fake.failures = [404, 404]
+    with pytest.raises(SchemaRegistryFailed, match=r"HTTP 404.*check option schemaRegistry"):
+        registry.schema(1)
+    with pytest.raises(SchemaRegistryFailed, match="HTTP 404"):
+        registry.latest("s")
+    assert registry.schema(1).text == '"int"'
+
+
+def test_a_redirect_does_not_take_the_password_along(served: tuple[FakeRegistry, Registry]) -> None:
+    fake, registry = served
+    with fake_registry() as (other, url):
+        other.add("s", '"int"')
+        fake.redirect = url
+        assert registry.schema(1).text == '"int"'
+        assert (other.requests, other.authorization) == (["GET /schemas/ids/1"], None)
+
+
 def test_a_registry_that_fails_for_a_while(served: tuple[FakeRegistry, Registry]) -> None:
     fake, registry = served
     fake.add("s", '"int"')
@@ -106,7 +138,9 @@ def test_answers_that_are_none(served: tuple[FakeRegistry, Registry]) -> None:
         registry.schema(3)
 
 
-@pytest.mark.parametrize("url", ["registry:8081", "ftp://registry", "http://", "http://me:secret@registry"])
+@pytest.mark.parametrize(
+    "url", ["registry:8081", "ftp://registry", "http://", "http://me:secret@registry", "http://:secret@registry"]
+)
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(InvalidArgument, match="option schemaRegistry") as caught:
         opened_registry(url)

@@ -277,7 +277,7 @@ class FragmentVerdict(NamedTuple):
 
     @property
     def fewest_replicas(self) -> int:
-        """Return how many replicas known to be good each entry has at least: a bookie that lacks one counts for none."""
+        """Return how many known good replicas each entry has at least: a bookie that lacks one counts for none."""
         return self.fewest(ReplicaState.OK)
 
     def fewest(self, *states: ReplicaState) -> int:

@@ -30,12 +30,13 @@ class HeadTimes:
     def behind_s(self, now_s: float, reached: Positions) -> float:
         """Return how long ago the end was first seen past a position; 0.0: the query has read everything.
 
-        What was there before the first sighting counts from that one on.
+        What was there before the first sighting counts from that one on. Logs that are gone, and ends that a log of
+        the same name does not have, do not count.
         """
-        while self._sightings and _is_within(self._sightings[0][1], reached):
+        while self._sightings and _is_within(self._sightings[0][1], reached, self._sightings[-1][1]):
             self._sightings.popleft()
         return max(0.0, now_s - self._sightings[0][0]) if self._sightings else 0.0
 
 
-def _is_within(heads: Positions, reached: Positions) -> bool:
-    return all(key in reached and at <= reached[key] for key, at in heads.items())
+def _is_within(heads: Positions, reached: Positions, present: Positions) -> bool:
+    return all(key in reached and min(at, present[key]) <= reached[key] for key, at in heads.items() if key in present)

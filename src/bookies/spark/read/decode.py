@@ -78,13 +78,15 @@ def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str)
 class Decoder(Struct, frozen=True):
     """Decoder of payloads. `fields`: the columns inside the payload, and `_corrupt_record` if the schema has it.
 
-    payload: the schema of Avro's and Protobuf's payloads.
+    payload: the schema of Avro's and Protobuf's payloads. names: fields of other payloads by column; the others have
+    the column's name.
     """
 
     format: str
     fields: tuple[pa.Field, ...]
     mode: str
     payload: PayloadSchema | None = None
+    names: Mapping[str, str] = {}
 
     def decode(self, stretch: Stretch, values: pa.Array) -> Decoded:
         """Decode payloads to columns. Raises `Malformed`."""
@@ -101,7 +103,11 @@ class Decoder(Struct, frozen=True):
 
     @property
     def _payload_fields(self) -> list[pa.Field]:
-        return [field for field in self.fields if field.name != CORRUPT]
+        """The fields, under their names in the payload."""
+        return [one.with_name(self._inner(one.name)) for one in self.fields if one.name != CORRUPT]
+
+    def _inner(self, column: str) -> str:
+        return self.names.get(column, column)
 
     # -- text ----------------------------------------------------------------------------------------------------
     def _text(self, stretch: Stretch, values: pa.Array) -> Decoded:
@@ -169,7 +175,7 @@ class Decoder(Struct, frozen=True):
         return self._without_bad(self._columns(table.take(pa.array(order, pa.int64()))), values, sorted(bad))
 
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
-        return {field.name: _one(table[field.name]) for field in self._payload_fields}
+        return {one.name: _one(table[self._inner(one.name)]) for one in self.fields if one.name != CORRUPT}
 
     def _objects(self, values: pa.Array) -> pa.Table:
         """Return one row for each payload, none of them null. Raises `UNDECODABLE` if any is no such object."""
@@ -252,7 +258,7 @@ class Decoder(Struct, frozen=True):
             tables.append(table)
             taken += [index] * table.num_rows
         joined = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
-        columns = {name: _one(joined[name]) for name in names}
+        columns = self._columns(joined)
         indices = pa.array(taken, pa.int64())
         return Decoded(self._with_corrupt(columns, values.take(indices), bad).columns, indices, malformed)
 

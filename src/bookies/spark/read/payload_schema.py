@@ -1,7 +1,7 @@
 """Schema of a query's payloads, in the form that travels to its tasks.
 
 A task that meets the id of a schema that the plan does not have asks for it: a registry once in the life of the
-process, a log at most once for a batch of rows.
+process; the log of the row, whose ids mean nothing in other logs, once, and again for an id that it did not have.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ PREFIX = "value_"  # of a payload's column whose name the source itself has
 
 
 class PayloadSchema(Struct, frozen=True):
-    """Schema of payloads. `payloads`: the decoder of Avro and Protobuf; None: another format."""
+    """Schema of payloads. `payloads`: the decoder of Avro and Protobuf; None: another format.
+
+    kept: schemas of each log by their ids, as far as they are known.
+    """
 
     columns: pa.Schema
     payloads: Payloads | None
     settings: Settings
+    kept: dict[str, Mapping[int, str]] = {}
 
     @property
     def fields(self) -> dict[str, pa.Field]:
         """The payload's fields by column. Names of the source's own columns keep their meaning."""
         taken = {name for name in known_columns(self.settings) if name != "value"}
-        if self.payloads is None:
-            return {field.name: field for field in self.columns if field.name not in taken}
-        return {PREFIX + field.name if field.name in taken else field.name: field for field in self.columns}
+        # Spark does not tell names apart that differ in case only.
+        return {PREFIX + field.name if field.name.lower() in taken else field.name: field for field in self.columns}
 
     @property
     def arrow(self) -> pa.Schema:
@@ -77,15 +80,18 @@ class PayloadSchema(Struct, frozen=True):
         return {column.name: parts[fields[column.name].name].cast(column.type) for column in wanted}, malformed
 
     def _find(self, log: str | None) -> Find:
-        answers: list[Mapping[int, str]] = []
+        is_asked = False
 
         def schema(schema_id: int) -> str:
-            if not answers and log is not None:
-                answers.append(texts_of(runtime.worker().run(schemas_of_log(self.settings, log))))
-            for texts in answers:
-                if schema_id in texts:
-                    return texts[schema_id]
-            raise SchemaNotFound(f"log {log} has no schema with id {schema_id}")
+            nonlocal is_asked
+            if log is None:
+                raise SchemaNotFound(f"a ledger has no schema with id {schema_id}: read it as part of its log")
+            if schema_id not in self.kept.get(log, ()) and not is_asked:
+                is_asked = True
+                self.kept[log] = texts_of(runtime.worker().run(schemas_of_log(self.settings, log)))
+            if schema_id not in self.kept[log]:
+                raise SchemaNotFound(f"log {log} has no schema with id {schema_id}")
+            return self.kept[log][schema_id]
 
         return schema
 

@@ -95,8 +95,9 @@ def decoder_of(options: ReadOptions, schema: pa.Schema, payload: PayloadSchema |
 
     known = arrow.known_columns(options)
     fields = tuple(field for field in schema if field.name not in known or field.name == "value")
+    names: dict[str, str] = {}
     if payload is not None and payload.payloads is None:
-        payload = None
+        names, payload = {name: field.name for name, field in payload.fields.items()}, None
     if payload is not None:
         payload.check([field for field in fields if field.name != CORRUPT])
-    return Decoder(options.value_format, fields, options.mode, payload) if fields else None
+    return Decoder(options.value_format, fields, options.mode, payload, names) if fields else None

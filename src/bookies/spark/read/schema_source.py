@@ -42,11 +42,12 @@ def opened(options: Mapping[str, str], chosen: ReadOptions) -> PayloadSchema | N
     log, kept = _first_kept(source, chosen.value_format)
     latest = kept.latest
     if chosen.value_format in (AVRO, PROTOBUF):
-        payloads = _payloads(chosen, log, kept)
-        return PayloadSchema(pa.schema(payloads.fields), payloads, source)
+        payloads = _payloads(chosen, source, log, kept)
+        return PayloadSchema(pa.schema(payloads.fields), payloads, source, {log: texts_of(kept)})
     if latest is not None:
         return PayloadSchema(parse_ddl(latest.text), None, source)
-    sample = _sample(source, chosen.sample)
+    if not (sample := _sample(source, chosen.sample)):
+        _check_existence(source)
     columns = _arrow_columns(sample) if chosen.value_format == ARROW else json_rows.columns_of(sample)
     return PayloadSchema(columns, None, source)
 
@@ -58,10 +59,11 @@ def _check(chosen: ReadOptions) -> None:
             raise InvalidArgument(f"option {name} is for valueFormat=avro or protobuf, not for {chosen.value_format}")
 
 
-def _payloads(chosen: ReadOptions, log: str, kept: LogSchemas) -> Payloads:
+def _payloads(chosen: ReadOptions, source: Settings, log: str, kept: LogSchemas) -> Payloads:
     """Return the decoder of Avro or Protobuf. `kept`: the schemas of log `log`."""
     registry, latest = registry_of(chosen), kept.latest
-    text, message, writers = "", chosen.message or "", texts_of(kept)
+    text, message = "", chosen.message or ""
+    writers: Mapping[int, str] = {}
     if chosen.schema_file is not None:
         text = schema_text(chosen.value_format, chosen.schema_file)
     elif registry is not None:
@@ -76,6 +78,7 @@ def _payloads(chosen: ReadOptions, log: str, kept: LogSchemas) -> Payloads:
     elif latest is not None:
         text, message = latest.text, message or latest.message
     else:
+        _check_existence(source)
         raise SchemaNotFound(
             f"valueFormat={chosen.value_format} needs a schema, and log {log or 'of the query'} has none of that "
             "format: set option valueSchemaFile or schemaRegistry"
@@ -100,6 +103,11 @@ def _first_kept(source: Settings, value_format: str) -> tuple[str, LogSchemas]:
         return (logs[0] if logs else ""), LogSchemas()
 
     return runtime.worker().run(planning.persistently(source, find))
+
+
+def _check_existence(source: Settings) -> None:
+    """Raise `LogNotFound` or `LedgerNotFound` if something is named that does not exist: that is why there is none."""
+    runtime.worker().run(planning.persistently(source, lambda: planning.resolved_parts(source)))
 
 
 def _sample(source: Settings, count: int) -> list[bytes | None]:

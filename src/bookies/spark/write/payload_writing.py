@@ -13,11 +13,11 @@ import pyarrow as pa
 from msgspec.structs import replace as struct_replace
 
 from bookies.errors import InvalidArgument
-from bookies.formats import avro
+from bookies.formats import avro, json_rows, protobuf
 from bookies.formats.avro_schema import NO_DEFAULT, schema_of_columns, with_columns
 from bookies.formats.columns import ddl_of, is_wider, merged, parse_ddl, type_name
 from bookies.formats.payloads import Payloads, checked_by
-from bookies.protocol.payloads.schemas import ARROW, AVRO, JSON, PROTOBUF, LogSchema
+from bookies.protocol.payloads.schemas import ARROW, AVRO, JSON, PROTOBUF, LogSchema, LogSchemas
 from bookies.spark.base.payload_options import registry_of, schema_text
 from bookies.spark.write.write_settings import Settings
 
@@ -35,6 +35,13 @@ def with_schema_kept(settings: Settings, with_log: WithLog[Any]) -> Settings:
     """
     if settings.payload is None or settings.log is None:
         return settings
+    while (kept := _kept(settings, settings.payload, with_log)) is None:
+        pass  # Another writer was faster. Its columns belong into this schema too.
+    return replace(settings, payloads=kept)
+
+
+def _kept(settings: Settings, columns: pa.Schema, with_log: WithLog[Any]) -> Payloads | None:
+    """Return the encoder of payloads, after its schema was kept; None: the log has got another newest one meanwhile."""
     kind, registry = settings.value_format, registry_of(settings)
     subject = settings.subject or f"{settings.log}-value"
     if registry is None:
@@ -42,16 +49,30 @@ def with_schema_kept(settings: Settings, with_log: WithLog[Any]) -> Settings:
     else:
         registered = registry.latest(subject, kind)
         latest = None if registered is None else LogSchema(registered.id, registered.text)
-    text, message = _schema(settings, settings.payload, latest)
+    text, message = _schema(settings, columns, latest)
     payloads = Payloads(kind, text, message, kind in (AVRO, PROTOBUF))
-    _check_columns(settings.payload, payloads)
+    _check_columns(columns, payloads)
     if registry is not None:
-        number = latest.id if latest is not None and latest.text == text else registry.register(subject, kind, text)
-    else:
-        check = checked_by(kind, text, message)
-        rule = settings.compatibility
-        number = with_log(lambda log: log.add_schema(kind, text, check, message=message, compatibility=rule)).id
-    return replace(settings, payloads=struct_replace(payloads, id=number))
+        text = protobuf.file_alone(text) if kind == PROTOBUF else text
+        is_newest = latest is not None and latest.text == text
+        number = latest.id if is_newest and latest is not None else registry.register(subject, kind, text)
+        return struct_replace(payloads, id=number)
+    check_rule, rule = checked_by(kind, text, message), settings.compatibility
+
+    def check(known: LogSchemas) -> None:
+        if known.latest != latest:
+            raise _Overtaken
+        check_rule(known)
+
+    try:
+        kept = with_log(lambda log: log.add_schema(kind, text, check, message=message, compatibility=rule))
+    except _Overtaken:
+        return None
+    return struct_replace(payloads, id=kept.id)
+
+
+class _Overtaken(Exception):
+    """The log has got another newest schema."""
 
 
 def payloads_of(settings: Settings, batch: pa.RecordBatch) -> pa.Array:
@@ -89,6 +110,11 @@ def _check_columns(columns: pa.Schema, payloads: Payloads) -> None:
     """Check that the schema has each column, with a type that holds its values, and needs no other one."""
     fields = {field.name: field for field in payloads.fields}
     for column in columns:
+        if alike := [name for name in fields if name.lower() == column.name.lower() and name != column.name]:
+            raise InvalidArgument(
+                f"column {column.name!r} and {alike[0]!r} of the schema differ in case only, and Spark could read "
+                f"neither of them: rename it to {alike[0]!r}"
+            )
         if column.name not in fields:
             raise InvalidArgument(
                 f"column {column.name!r} is not in the schema, which has {', '.join(fields)}: drop it, rename it, or "
@@ -99,6 +125,8 @@ def _check_columns(columns: pa.Schema, payloads: Payloads) -> None:
             raise InvalidArgument(
                 f"column {column.name!r} is {type_name(column.type)}, and the schema has {type_name(wanted)}: cast it"
             )
+    if payloads.format == JSON:
+        json_rows.check_keys(pa.struct(list(columns)))
     if payloads.format == AVRO:
         for one in avro.parsed(payloads.schema).fields:
             if one.name not in columns.names and one.default is NO_DEFAULT:

@@ -303,6 +303,7 @@ def _write(settings: Settings, identity: tuple[str, int, str], batches: Iterator
     task = _Task(settings, Origin(*identity, partition, attempt))
     try:
         for batch in batches:
+            task.row_count += batch.num_rows  # An entry of Arrow has many.
             for log, columns in _routed(batch, settings):
                 task.append(log, columns)
         shares = task.finish()
@@ -362,7 +363,6 @@ class _Task:
         if log not in self._parts:
             self._parts[log] = self._worker.run(self._begin(log))
         part, record_format = self._parts[log]
-        self.row_count += len(columns["value"])
         appending: Coroutine[Any, Any, None]
         if record_format == SETS:
             own = cast("PartWriter", part)  # logs of DistributedLog have no record format

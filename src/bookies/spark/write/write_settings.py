@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bookies.client.log.transaction import OnOpenTail
     from bookies.formats.payloads import Payloads
 
-OWN_OPTIONS_OF_STREAMS = ("checkpointLocation",)  # Spark passes them along with the others
+OWN_OPTIONS_OF_STREAMS = ("checkpointLocation", "queryName")  # Spark passes them along with the others
 TARGETS = ("log", "topic", "path")
 HEADERS = "array<struct<key:string,value:binary>>"
 COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the allowed types

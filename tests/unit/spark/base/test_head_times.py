@@ -27,6 +27,14 @@ def test_every_log_counts_also_one_that_has_not_begun() -> None:
     assert times.behind_s(10.0, {"orders": (1, 5), "returns": (0, 3)}) == 0.0
 
 
+def test_logs_that_are_deleted_or_made_again_do_not_count_for_ever() -> None:
+    times = HeadTimes()
+    times.note(1.0, {"orders": (1, 5), "returns": (7, 3)})
+    times.note(2.0, {"returns": (0, 2)})
+    assert times.behind_s(10.0, {"returns": (0, 1)}) == 9.0
+    assert times.behind_s(10.0, {"returns": (0, 2)}) == 0.0
+
+
 def test_of_many_sightings_some_are_kept_and_the_first_one_always() -> None:
     times = HeadTimes()
     for second in range(5 * SIGHTINGS_MAX):
