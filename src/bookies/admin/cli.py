@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared.nouns import COMMANDS, parser_of
@@ -28,10 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [*arguments[1:], "--help"] if arguments[1] != "apache" else arguments
     if not arguments or arguments in (["-h"], ["--help"], ["help"]):
-        try:
-            print(_overview(), flush=True)
-        except BrokenPipeError:
-            _end_quietly()
+        _to_reader(lambda: print(_overview()))
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         print(_version())
@@ -43,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "help":
         from bookies.admin.shared.apache_help import print_counterparts
 
-        return print_counterparts(arguments[2:])
+        return _to_reader(lambda: print_counterparts(arguments[2:])) or 0
     noun = arguments[0]
     if noun not in COMMANDS:
         import difflib
@@ -57,6 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+
+
+def _to_reader(show: Callable[[], int | None]) -> int | None:
+    """Return what `show` returns. A reader of its output that closes the pipe is not an error."""
+    try:
+        status = show()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _end_quietly()
+        return None
+    return status
 
 
 def _end_quietly() -> None:

@@ -81,6 +81,18 @@ def test_the_line_of_a_group_names_its_verbs(noun: str) -> None:
         assert set(group.choices) <= set(re.split(r"[ ,:]+", cli.COMMANDS[noun][1]))
 
 
+@pytest.mark.parametrize("words", [("help", "apache"), ("--help",), ("help", "ledger")])
+def test_a_reader_that_has_enough_ends_the_output_quietly(words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "bookies.admin.cli", *words]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_typing_error_gets_its_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["legder", "list"]) == 2
     assert "did you mean `bk ledger`?" in capsys.readouterr().err
