@@ -1,26 +1,36 @@
-"""Schema files and the schema registry that options of the source and of the sink name."""
+"""Options of the source and of the sink for schemas of payloads: the message, the registry, and what they name."""
 
 from __future__ import annotations
 
 import base64
-from typing import Protocol
+from dataclasses import dataclass
 
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.formats.registry import Registry, opened_registry
 from bookies.protocol.payloads.schemas import PROTOBUF
+from bookies.spark.base.options import option
 
 
-class RegistryOptions(Protocol):
-    """Options that name a registry."""
+@dataclass(frozen=True, kw_only=True)
+class SchemaOptions:
+    """Options that name schemas of payloads, for reads and writes."""
 
-    @property
-    def registry(self) -> str | None: ...
+    message: str | None = option(
+        "valueMessage", "message of `protobuf`, as `PACKAGE.NAME`. Default: the first one of its file"
+    )
+    registry: str | None = option(
+        "schemaRegistry", "address of a schema registry: `http://registry:8081`. Default: the log keeps the schemas"
+    )
+    registry_user: str | None = option(
+        "schemaRegistry.userInfoFile", "file on the driver with `USER:PASSWORD` for the registry"
+    )
+    subject: str | None = option(
+        "schemaRegistry.subject",
+        "subject of the schemas, of which the newest is read. Default: the name of the log and `-value`",
+    )
 
-    @property
-    def registry_user(self) -> str | None: ...
 
-
-def registry_of(chosen: RegistryOptions) -> Registry | None:
+def registry_of(chosen: SchemaOptions) -> Registry | None:
     """Return the registry that the options name; None: they name none. Raises `InvalidArgument`, `ConfigError`."""
     if chosen.registry is None:
         return None

@@ -28,6 +28,7 @@ from bookies.spark.base.options import (
     values_of,
     whole_number,
 )
+from bookies.spark.base.payload_options import SchemaOptions
 from bookies.spark.base.selection import EARLIEST, LATEST, Selection, check_named, selection, where
 
 TAIL_WAIT_S_MAX = 10  # a longer wait would keep a query from being stopped
@@ -141,21 +142,11 @@ class PayloadOptions:
         "schema of `avro` (`.avsc`) or `protobuf` (a descriptor set of `protoc`): a file on the driver. Default: the "
         "newest one of the registry or the log",
     )
-    message: str | None = option(
-        "valueMessage", "message of `protobuf`, as `PACKAGE.NAME`. Default: the first one of its file"
-    )
     framing: str | None = option(
         "valueFraming",
         "`confluent`: a payload begins with a zero byte and the id of its schema; `bare`: it does not. Default: `bare` "
         "if neither the registry nor the log has schemas",
         one_of("confluent", "bare"),
-    )
-    registry: str | None = option("schemaRegistry", "address of a schema registry: `http://registry:8081`")
-    registry_user: str | None = option(
-        "schemaRegistry.userInfoFile", "file on the driver with `USER:PASSWORD` for the registry"
-    )
-    subject: str | None = option(
-        "schemaRegistry.subject", "subject whose newest schema is read. Default: the name of the log and `-value`"
     )
     mode: str = option(
         "mode",
@@ -238,7 +229,7 @@ BATCH_ONLY, STREAM_ONLY = names_of(EndOptions), names_of(StreamOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(
-    StreamOptions, TaskOptions, PayloadOptions, ColumnOptions, EndOptions, StartOptions, SelectionOptions
+    StreamOptions, TaskOptions, SchemaOptions, PayloadOptions, ColumnOptions, EndOptions, StartOptions, SelectionOptions
 ):
     """All options of the source."""
 

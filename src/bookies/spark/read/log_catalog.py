@@ -66,6 +66,7 @@ class LogCatalog:
         self._groups: dict[int, Sequence[Group]] = {}  # of offloaded ledgers
         self._ended: dict[int, LedgerMetadata] = {}  # closed ledgers, whose end cannot change
         self._readers: dict[int, LedgerReader] = {}
+        self._kept: tuple[int, Sequence[int]] = (-1, ())  # the compacted ledger read last, and the ids in it
         self._logs: dict[str, LogReader] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -319,10 +320,13 @@ class LogCatalog:
             return range(run.first, run.last + 1), range(run.first, run.last + 1)
         if run.stored.kept == 0:
             return range(0), ()
-        reader, records = await self._reader(run.storage), []
-        async for batch in reader.read_batches(run.stored.kept):
-            records += batch.payloads()
-        ids = parse_kept(run.storage, records, run.stored.kept)
+        ledger_id, ids = self._kept
+        if ledger_id != run.storage:
+            reader, records = await self._reader(run.storage), []
+            async for batch in reader.read_batches(run.stored.kept):
+                records += batch.payloads()
+            ids = parse_kept(run.storage, records, run.stored.kept)
+            self._kept = run.storage, ids
         within = span(ids, run.first, run.last)
         return within, ids[within.start : within.stop]
 

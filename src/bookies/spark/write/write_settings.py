@@ -29,6 +29,7 @@ from bookies.spark.base.options import (
     values_of,
     whole_number,
 )
+from bookies.spark.base.payload_options import SchemaOptions
 from bookies.spark.write import unchanged
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def _milliseconds(text: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """Options of the sink. Sizes in bytes, times in seconds. `log` None: column `log` names the log."""
+class EntryOptions:
+    """Options of the log, the records and the entries. `log` None: column `log` names the log."""
 
     log: str | None = option("log", "the log, or `save(NAME)`. Without it the column `log` names the log of each row")
     topic: str | None = option("topic", "another name of `log`")
@@ -101,24 +102,17 @@ class WriteOptions:
         "schema of `avro` (`.avsc`) or `protobuf` (a descriptor set of `protoc`): a file on the driver. Default: "
         "the newest schema, and of `avro` the columns that it lacks. `protobuf` requires it for the first write",
     )
-    message: str | None = option(
-        "valueMessage", "message of `protobuf`, as `PACKAGE.NAME`. Default: the first one of its file"
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(SchemaOptions, EntryOptions):
+    """Options of the sink. Sizes in bytes, times in seconds."""
+
     compatibility: str | None = option(
         "compatibility",
         "what a changed schema must fulfil: `backward`: it reads all earlier rows; `forward`: the earlier schemas read "
         "its rows; `full`: both; `none`. Default: the log's, which is `backward` at first. A registry has its own",
         one_of(*COMPATIBILITIES),
-    )
-    registry: str | None = option(
-        "schemaRegistry",
-        "address of a schema registry that keeps the schemas: `http://registry:8081`. Default: the log",
-    )
-    registry_user: str | None = option(
-        "schemaRegistry.userInfoFile", "file on the driver with `USER:PASSWORD` for the registry"
-    )
-    subject: str | None = option(
-        "schemaRegistry.subject", "subject of the schemas. Default: the name of the log and `-value`"
     )
     ensemble: int | None = option("ensembleSize", "bookies of a new ledger. Default: the log's", size)
     write_quorum: int | None = option("writeQuorum", "copies of an entry. Default: the log's", size)
