@@ -18,6 +18,7 @@ from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.admin import cli
 from bookies.admin.verbs.convert import config_of
+from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, LedgerUnknownToBookie, Status
 from bookies.kernels import Records
 from bookies.model import DigestType
@@ -140,15 +141,19 @@ async def check_at_ours(store: LedgerStore, first: int, gone: Collection[int] = 
     assert (await store.read_lac(first + WITH_LAC))[0] == lac_body(first + WITH_LAC, 2)
 
 
-def ours(script: Callable[[LedgerStore], Awaitable[None]]) -> None:
-    """Our storage on the directories here, from start to an orderly stop."""
+def ours(
+    script: Callable[[LedgerStore], Awaitable[None]], config: BookieConfig | None = None, *, stops: bool = True
+) -> None:
+    """Our storage on the directories here, from start to an orderly stop; without `stops` the process dies."""
 
     async def main() -> None:
-        store = LedgerStore(aio.runtime(), config_of(OsDisk(), "ledgers"), lambda error: pytest.fail(repr(error)))
+        chosen = config or config_of(OsDisk(), "ledgers")
+        store = LedgerStore(aio.runtime(), chosen, lambda error: pytest.fail(repr(error)))
         await store.start()
         try:
             await script(store)
-            await store.stop()
+            if stops:
+                await store.stop()
         finally:
             store.abort()
 
@@ -163,20 +168,9 @@ def convert(target: str) -> None:
 
 def in_place(script: Callable[[LedgerStore], Awaitable[None]], *, stops: bool = True) -> None:
     """Our storage on Apache's databases, as they are; without `stops` the process dies."""
-
-    async def main() -> None:
-        config = dataclasses.replace(config_of(OsDisk(), "ledgers"), **RECLAIMS)
-        assert config.ledger_index == "rocksdb"
-        store = LedgerStore(aio.runtime(), config, lambda error: pytest.fail(repr(error)))
-        await store.start()
-        try:
-            await script(store)
-            if stops:
-                await store.stop()
-        finally:
-            store.abort()
-
-    aio.run(main())
+    config = dataclasses.replace(config_of(OsDisk(), "ledgers"), **RECLAIMS)
+    assert config.ledger_index == "rocksdb"
+    ours(script, config, stops=stops)
 
 
 @pytest.mark.parametrize(

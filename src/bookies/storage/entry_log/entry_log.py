@@ -46,7 +46,7 @@ from bookies.storage.disks.durable_files import (
 )
 from bookies.storage.disks.file_cache import FileCache
 from bookies.storage.entry_log import entry_log_format as layout
-from bookies.storage.entry_log.log_directories import LogDirectories
+from bookies.storage.entry_log.log_directories import LogDirectories, directory_of
 from bookies.storage.journal.page_cache import DroppedPrefix
 from bookies.storage.records.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
 
@@ -130,11 +130,11 @@ class EntryLogWriter:
         buffers: dict[int, list[Buffer]] = {}
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
-            buffers.setdefault(ledger_id % self._count, []).append(_buffer_of(run))
+            buffers.setdefault(directory_of(ledger_id, self._count), []).append(_buffer_of(run))
         places = self._append_all(buffers)
         slots = []
         for ledger_id, run in runs:
-            space, size = ledger_id % self._count, run.records.size
+            space, size = directory_of(ledger_id, self._count), run.records.size
             log, position = places[space]
             slots.append(kernels.pack_locations(log.log_id, position, run.records.starts))
             places[space] = log, position + size
@@ -167,7 +167,7 @@ class EntryLogWriter:
             slots.append(kernels.pack_locations(log.log_id, position, starts[start : stop + 1]))
             places[space] = log, position + starts[stop] - starts[start]
         for ledger_id, start, stop in mixed.stretches():
-            sizes = logs[ledger_id % self._count].sizes
+            sizes = logs[directory_of(ledger_id, self._count)].sizes
             sizes[ledger_id] = sizes.get(ledger_id, 0) + starts[stop] - starts[start]
         for log in logs.values():
             log.runs.append(mixed)
@@ -180,7 +180,7 @@ class EntryLogWriter:
             return [(0, 0, len(mixed))]
         spans: list[tuple[int, int, int]] = []
         for ledger_id, start, stop in mixed.stretches():
-            space = ledger_id % self._count
+            space = directory_of(ledger_id, self._count)
             if spans and spans[-1][0] == space:
                 start = spans.pop()[1]
             spans.append((space, start, stop))

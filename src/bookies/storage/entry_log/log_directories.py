@@ -23,6 +23,11 @@ from bookies.errors import StorageError
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, file_name
 
 
+def directory_of(ledger_id: int, count: int) -> int:
+    """Return the number of the directory that a ledger belongs to, of `count` directories."""
+    return ledger_id % count
+
+
 class LogDirectories(Struct, frozen=True):
     """Ledger directories' `current`. `is_split`: each one has a space of ids of its own; otherwise there is one space.
 
@@ -39,11 +44,11 @@ class LogDirectories(Struct, frozen=True):
 
     def space_of(self, ledger_id: int) -> int:
         """Return the number of the space that the logs of a ledger are in."""
-        return ledger_id % self.count
+        return directory_of(ledger_id, self.count)
 
     def holds(self, log_id: int, ledger_id: int) -> bool:
         """Report whether entries of the ledger in this log count."""
-        return (log_id - ledger_id) % self.count == 0
+        return log_id % self.count == self.space_of(ledger_id)
 
     def of_space(self, number: int) -> Sequence[str]:
         """Return the directories with logs of a space."""

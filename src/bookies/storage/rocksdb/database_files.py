@@ -28,14 +28,14 @@ from msgspec import Struct, field
 from bookies.errors import CorruptRecord, DirectoryInUse, DiskFull, StorageError
 from bookies.runtime.ports import Buffer, Disk
 from bookies.storage.disks.durable_files import SyncFailed, replace_bytes, unlink_all
-from bookies.storage.entry_log.log_directories import LogDirectories
+from bookies.storage.entry_log.log_directories import LogDirectories, directory_of
 from bookies.storage.identity.index_kind import LOCATIONS, REBUILD
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex
 from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
 from bookies.storage.index.slot_scans import extend_runs
 from bookies.storage.rocksdb import rocksdb_format
-from bookies.storage.rocksdb.rocksdb_format import LEDGERS, Database, Databases, directory_of
+from bookies.storage.rocksdb.rocksdb_format import LEDGERS, Database, Databases
 
 T = TypeVar("T")
 

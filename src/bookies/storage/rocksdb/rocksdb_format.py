@@ -176,11 +176,6 @@ def version_problem(version: tuple[int, int], noted: Sequence[int]) -> str:
     return f"it ends at change {changes:,} of {noted_changes:,}" if changes < noted_changes else ""
 
 
-def directory_of(ledger_id: int, count: int) -> int:
-    """Return the number of the directory that a ledger belongs to, of `count` directories."""
-    return ledger_id % count
-
-
 def pack_key(ledger_id: int) -> bytes:
     return _INT64.pack(ledger_id)
 

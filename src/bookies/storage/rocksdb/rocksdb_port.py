@@ -245,23 +245,21 @@ class RocksFullDatabase(RocksDatabase):
     def __init__(self, path: str, *, may_be_cut: bool) -> None:
         self._binding = binding = _binding(path)
         self._path = path
-        self._lock = RocksLock(path)
-        try:
-            self._links = _linked(path)
-        except BaseException:
-            self._lock.release()
-            raise
-        options = _options(binding, is_large=False)
-        options.create_if_missing(False)
-        _tolerate(binding, options, may_be_cut=may_be_cut)
-        try:
-            access = binding.AccessType.read_only(False)
-            self._database = binding.Rdict(self._links.name, options, access_type=access)
-        except Exception as error:
-            self._release()
-            raise _error(path, error) from error
-        self._is_open = True
-        self._identity = _identity_of(path)
+        with contextlib.ExitStack() as held:
+            held.callback(RocksLock(path).release)
+            links = _linked(path)
+            held.callback(links.cleanup)
+            options = _options(binding, is_large=False)
+            options.create_if_missing(False)
+            _tolerate(binding, options, may_be_cut=may_be_cut)
+            try:
+                access = binding.AccessType.read_only(False)
+                self._database = binding.Rdict(links.name, options, access_type=access)
+            except Exception as error:
+                raise _error(path, error) from error
+            self._is_open = True
+            self._identity = _identity_of(path)
+            self._held = held.pop_all()
 
     def write(
         self, keys: Sequence[bytes], values: Sequence[bytes], deleted: Sequence[tuple[bytes, bytes]] = ()
@@ -272,11 +270,7 @@ class RocksFullDatabase(RocksDatabase):
     def close(self) -> None:
         """Close it. Idempotent."""
         super().close()
-        self._release()
-
-    def _release(self) -> None:
-        self._links.cleanup()
-        self._lock.release()
+        self._held.close()
 
 
 class _Closed:

@@ -19,7 +19,7 @@ from bookies.errors import StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import replace_bytes, sync_directory, unlink_all
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, file_name, parse_last_id
-from bookies.storage.entry_log.log_directories import LogDirectories
+from bookies.storage.entry_log.log_directories import LogDirectories, directory_of
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index import catalog_format, index_format
@@ -117,8 +117,8 @@ class ToIndexFiles(Conversion):
         finally:
             reader.close()
         for ledger_id, header in headers.items():
-            if rocksdb_format.directory_of(ledger_id, len(self._indexes)) != number:
-                right = self._indexes[rocksdb_format.directory_of(ledger_id, len(self._indexes))]
+            if directory_of(ledger_id, len(self._indexes)) != number:
+                right = self._indexes[directory_of(ledger_id, len(self._indexes))]
                 raise StorageError(
                     f"the ledger is in {directory}, but belongs to {right}: the order or the number of directories "
                     "differs from the one that they were written with. No file was changed",
@@ -200,7 +200,7 @@ class ToIndexFiles(Conversion):
         for ledger_id in survey.headers:
             pages = survey.fingerprints.get(ledger_id, Fingerprint()).pages
             size = index_format.HEADER_SIZE + pages * (self._page_size + 32)
-            needed.append((self._indexes[rocksdb_format.directory_of(ledger_id, len(self._indexes))], max(size, 4096)))
+            needed.append((self._indexes[directory_of(ledger_id, len(self._indexes))], max(size, 4096)))
         return needed
 
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]:
@@ -235,9 +235,7 @@ class ToIndexFiles(Conversion):
                         writer.end()
             for ledger_id, header in survey.headers.items():
                 if ledger_id not in survey.fingerprints:
-                    writer.begin(
-                        self._indexes[rocksdb_format.directory_of(ledger_id, len(self._indexes))], ledger_id, header
-                    )
+                    writer.begin(self._indexes[directory_of(ledger_id, len(self._indexes))], ledger_id, header)
                     writer.end()
             writer.flush()
         finally:

@@ -15,7 +15,7 @@ from bookies.errors import StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import remove, sync_all, sync_directory
 from bookies.storage.entry_log.entry_log_format import file_name
-from bookies.storage.entry_log.log_directories import LogDirectories
+from bookies.storage.entry_log.log_directories import LogDirectories, directory_of
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import catalog_format, index_format
 from bookies.storage.index.catalog_format import ANY, Contents, Known
@@ -116,7 +116,7 @@ class ToRocks(Conversion):
             file.close()
 
     def _checked(self, ledger_id: int, check: RecordCheck, survey: Survey) -> Iterator[Run]:
-        needed = self._needed[rocksdb_format.directory_of(ledger_id, len(self._needed))]
+        needed = self._needed[directory_of(ledger_id, len(self._needed))]
         for run in runs_of_file(self._disk, ledger_id, self._paths[ledger_id]):
             if wrong := check.wrong(run):
                 survey.add_damaged(ledger_id, wrong)
@@ -133,7 +133,7 @@ class ToRocks(Conversion):
         needed = []
         for ledger_id in survey.headers:
             count = survey.fingerprints[ledger_id].count
-            place = self._indexes[rocksdb_format.directory_of(ledger_id, len(self._indexes))]
+            place = self._indexes[directory_of(ledger_id, len(self._indexes))]
             needed.append((place, LEDGER_SIZE + count * ENTRY_SIZE))
         for number, log_id, _ in self._links(survey):
             source, target = self._logs[log_id], self._ledgers[number]
@@ -177,11 +177,7 @@ class ToRocks(Conversion):
         entries = 0
         for number, directory in enumerate(self._indexes):
             locations, ledgers = (path + BUILDING for path in rocksdb_format.paths_in(directory))
-            own = [
-                ledger_id
-                for ledger_id in survey.headers
-                if rocksdb_format.directory_of(ledger_id, len(self._indexes)) == number
-            ]
+            own = [ledger_id for ledger_id in survey.headers if directory_of(ledger_id, len(self._indexes)) == number]
             writer = self._databases.create(locations, is_large=True)
             try:
                 entries = self._write_locations(writer, own, entries)
