@@ -226,11 +226,11 @@ def run_page(directory: pathlib.Path, environment: dict[str, str], text: str) ->
 
 
 def shape(line: str) -> str:
-    """A line without what differs from run to run: numbers, times, units, names of bookies, hosts, paths, columns."""
+    """A line without what differs between runs: numbers, signs, times, units, bookies, hosts, paths, columns."""
     line = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "#", line)
     line = re.sub(r"\S+@\S+", "@", line)
     line = re.sub(r"(file:)?/[\w./-]+", "/", line)
-    line = re.sub(r"\d[\d,.:-]*", "#", line)
+    line = re.sub(r"[+-]?\d[\d,.:-]*", "#", line)
     line = re.sub(r"# (B|KiB|MiB|GiB|TiB|ms|s|min|h|d)\b( ago)?", "#", line)
     line = re.sub(r"# (\w+?)(?:ies|y|s)?\b", r"# \1", line)
     return re.sub(r"[ -]+", " ", line).strip()
@@ -257,6 +257,7 @@ def test_a_page_runs_and_shows_what_is_printed(place: tuple[pathlib.Path, dict[s
 
 def test_shapes() -> None:
     assert shape("b1    writable  127.0.0.1:43971  77.8 GiB") == shape("b4  writable  10.0.0.1:1  5 B")
+    assert shape("b1  1.2 GiB  +50.0 %") == shape("b1  3.6 KiB  -94.9 %")
     assert is_shown(("b1  writable", ANY), ("b2   writable", "b3   down"), shape)
     assert is_shown(("1 ledger checked ...",), ("20 ledgers checked, 0 with problems",), shape)
     assert not is_shown(("b1  writable",), ("b1  down",), shape)
