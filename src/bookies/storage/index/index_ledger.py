@@ -17,16 +17,22 @@ CHECK_DUE = 2  # it is not known yet whether the ledger ended before the bookie 
 class Page:
     """Slots of consecutive entries. `data` may be shorter than a page: the rest is missing entries.
 
-    `low`, `high`: the slots from `low` to before `high` may have changed since the page was written.
+    `low`, `high`: the slots from `low` to before `high` may have changed since the page was written. `is_partial`:
+    `data` begins with slot `first`, and where it has no slot, a database may have one. Such a page is always dirty.
     """
 
-    __slots__ = ("data", "high", "is_dirty", "is_frozen", "low")
+    __slots__ = ("data", "first", "high", "is_dirty", "is_frozen", "is_partial", "low")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.is_dirty = False
         self.is_frozen = False  # `data` is being written: copy it before changing it
-        self.low = self.high = 0
+        self.is_partial = False
+        self.first = self.low = self.high = 0
+
+    def changed_slots(self) -> bytearray:
+        """Return a copy of the slots from `low` to before `high`."""
+        return self.data[(self.low - self.first) * layout.SLOT_SIZE : (self.high - self.first) * layout.SLOT_SIZE]
 
 
 class Ledger(Struct):
@@ -51,7 +57,7 @@ class Ledger(Struct):
     is_deleted: bool = False  # removed from the index; holders of this object must drop it
     users: int = 0  # coroutines that hold this object across an await
     pages: dict[int, Page] = field(default_factory=dict)
-    frozen: dict[int, bytearray] | None = None
+    frozen: dict[int, tuple[int, bytearray]] | None = None  # by page: number of the first slot to be written, slots
 
     @property
     def lacks_entries(self) -> bool:
