@@ -9,6 +9,7 @@ Source: storage 5.2.
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from bookies.storage.index.index_format import SLOT_SIZE
@@ -25,7 +26,8 @@ class PageCache:
         self.clean_size = 0
         self.dirty_size = 0
         self._size_max = size_max
-        self._clean: dict[tuple[int, int], tuple[Ledger, Page]] = {}  # in order of use, the oldest first
+        # In order of use, the oldest first. A dict would search for its first item among all that were removed.
+        self._clean: OrderedDict[tuple[int, int], tuple[Ledger, Page]] = OrderedDict()
 
     @property
     def is_pressed(self) -> bool:
@@ -56,9 +58,7 @@ class PageCache:
 
     def touch(self, ledger: Ledger, number: int) -> None:
         """Mark a clean page as recently used."""
-        key = ledger.ledger_id, number
-        if (clean := self._clean.pop(key, None)) is not None:
-            self._clean[key] = clean
+        self._clean.move_to_end((ledger.ledger_id, number))
 
     def change(self, ledger: Ledger, number: int) -> bool:
         """Prepare a page for a change, copying it if it is frozen. Return whether it was clean until now."""
@@ -123,8 +123,8 @@ class PageCache:
     def evict(self) -> None:
         """Drop the least recently used clean pages above the budget, but never the most recently used one."""
         while self.clean_size > max(0, self._size_max - self.dirty_size) and len(self._clean) > 1:
-            (key, (ledger, page)) = next(iter(self._clean.items()))
-            del self._clean[key], ledger.pages[key[1]]
+            (_, number), (ledger, page) = self._clean.popitem(last=False)
+            del ledger.pages[number]
             self.clean_size -= len(page.data) + PAGE_OVERHEAD
 
     def forget(self, ledger: Ledger) -> None:
