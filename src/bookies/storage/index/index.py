@@ -649,7 +649,9 @@ class LedgerIndex:
         packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         size, frozen = self._files.padded_size, ledger.frozen.items()
-        pages: list[tuple[int, Buffer]] = [(number, data.ljust(size, b"\0")) for number, (_, data) in frozen]
+        pages: list[tuple[int, Buffer]] = [
+            (number, data.ljust(size, b"\0") if size else data) for number, (_, data) in frozen
+        ]
         firsts = {number: first for number, (first, _) in frozen}
         change = IndexWrite(path, ledger.path is None, packed, pages, moved_from, firsts)
         self.catalog.stage(ledger.ledger_id, change, header)

@@ -76,7 +76,7 @@ class IndexDamaged(SyncFailed):
     """The index as a whole is damaged. Final, as a failed sync is: the next start rebuilds it from the entry logs."""
 
 
-class IndexWrite(Struct, frozen=True):
+class IndexWrite(Struct, frozen=True, gc=False):
     """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, slots), ascending; files: whole pages.
 
     `path`: where the file is or, if `is_new`, will be. `moved_from`: the file in another directory that the new one

@@ -36,7 +36,7 @@ class PageCache:
 
     def add(self, ledger: Ledger, number: int, data: bytes) -> Page:
         """Add a clean page and return it, evicting older ones if necessary."""
-        page = ledger.pages[number] = Page(data)
+        page = ledger.pages[number] = Page(bytearray(data))
         self._add_clean(ledger, number, page)
         self.evict()
         return page
