@@ -14,7 +14,7 @@ from tests.apache.zookeeper import zookeeper_server
 from tests.fakes.certificates import Authority, Files
 from tests.interop.processes import Bookie, Client, Failed, java_client, our_client
 
-from bookies.wire.sasl.digest_md5 import secret_of_password
+from bookies.encoding.digest_md5 import secret_of_password
 from bookies.wire.sasl.scram import verifier_of
 
 pytestmark = pytest.mark.apache
