@@ -1,10 +1,10 @@
-"""Tasks: background work of one owner, which fails with the first failed task; several at once."""
+"""Tasks: background work of one owner, which fails with the first failed task; several at once; pauses of rate limits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 

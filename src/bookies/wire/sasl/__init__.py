@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bookies.wire.sasl.mechanisms import (
     DIGEST_MD5,
-    GSSAPI,
     MECHANISMS,
     PLAIN,
-    Principals,
     SaslExchange,
     Secrets,
     sasl_client,
