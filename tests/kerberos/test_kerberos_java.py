@@ -24,20 +24,18 @@ MODULE = "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true s
 SASL_OF_ZOOKEEPER = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n"
 
 
-def jaas(place: Place, kdc: Kdc, client: str = "app") -> str:
+def jaas(folder: pathlib.Path, kdc: Kdc, client: str = "app") -> None:
     """Who Java's processes are: one section each."""
     sections = {
         "Bookie": ("services", "bookkeeper/localhost"),
         "Server": ("services", "zookeeper/localhost"),
         "BookKeeper": (client, client),
     }
-    return place.file(
-        "jaas.conf",
-        "".join(
-            f'{section} {{ {MODULE} keyTab="{kdc.folder}/{keytab}.keytab" principal="{name}@{REALM}"; }};\n'
-            for section, (keytab, name) in sections.items()
-        ),
-    )
+    lines = [
+        f'{section} {{ {MODULE} keyTab="{kdc.folder}/{keytab}.keytab" principal="{name}@{REALM}"; }};\n'
+        for section, (keytab, name) in sections.items()
+    ]
+    (folder / "jaas.conf").write_text("".join(lines))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, kdc: Kdc) -> Iterator[ZooKe
     options = f"-Djava.security.auth.login.config={folder}/jaas.conf -Djava.security.krb5.conf={kdc.config}"
     options += " -Dzookeeper.sasl.client=false"  # Java's clients of ZooKeeper here have no section
     with environment({"JDK_JAVA_OPTIONS": options}):
-        jaas(Place(folder, ""), kdc)
+        jaas(folder, kdc)
         with zookeeper_server(folder, SASL_OF_ZOOKEEPER) as server:
             yield server
 
@@ -70,12 +68,12 @@ def test_java_clients_at_our_bookies(place: Place, kdc: Kdc) -> None:
         for wire in ("v2", "v3"):
             place.use("java", wire, java_client())
         for client, wire in (("low", "v2"), ("low", "v3"), ("stranger", "v2"), ("stranger", "v3")):
-            jaas(place, kdc, client)
+            jaas(place.folder, kdc, client)
             try:
                 with refused() as caught:
                     place.use("java", wire, java_client())
             finally:
-                jaas(place, kdc)
+                jaas(place.folder, kdc)
             assert "Timeout" not in str(caught.value)
         log = (server.folder / "bookie.log").read_text()
     assert "audit.denied who=low" in log
@@ -113,7 +111,7 @@ def test_zookeeper(place: Place, kdc: Kdc, server: ZooKeeperServer) -> None:
             await open_as("low")
         with pytest.raises(MetadataError, match=r"<Credentials sasl>\): Kerberos: keytab /none is missing"):
             await open_as("app", keytab="/none")
-        with pytest.raises(MetadataError, match="Server hdfs/localhost@BOOKIES.TEST not found in Kerberos database"):
+        with pytest.raises(MetadataError, match=r"Server hdfs/localhost@BOOKIES.TEST not found in Kerberos database"):
             await open_as("app", service="hdfs")
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
