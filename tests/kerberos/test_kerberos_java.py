@@ -51,8 +51,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, kdc: Kdc) -> Iterator[ZooKe
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, server: ZooKeeperServer) -> Place:
-    place = Place(pathlib.Path(server.folder), server.address)
+def place(server: ZooKeeperServer, kdc: Kdc) -> Place:
+    place = Place(server.folder, server.address)
+    jaas(place.folder, kdc)
     with place.client("ours") as client:
         client.ask("init", uri=place.uri, wire="v2")
     return place

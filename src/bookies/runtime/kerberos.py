@@ -15,6 +15,7 @@ from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError, Unau
 from bookies.runtime.ports import KerberosLogin
 
 _KRB5 = -1765328384  # base of MIT's error codes
+_CODES = 256
 _NO_TICKETS = {141, 195}
 _UNREACHABLE = 156
 _WAYS_OUT = {
@@ -123,12 +124,12 @@ def _cache(login: KerberosLogin) -> str:
 def _refused(error: Any, login: KerberosLogin | None = None) -> BookKeeperError:
     """Return our error: the library's text and the way out. `login`: of a client that wanted a ticket."""
     code = error.min_code - (1 << 32) if error.min_code >= 1 << 31 else error.min_code
-    number = code - _KRB5 if code else 0
+    number = code - _KRB5
     if login is not None and login.keytab and number in _NO_TICKETS:
         whose = login.principal or "any principal"
         what = f"keytab {login.keytab} is missing, unreadable or without a key of {whose}"
         return Unauthorized(f"Kerberos: {what}: klist -k {login.keytab}")
-    status = error.min_code or error.maj_code
-    reason = " ".join(error.get_all_statuses(status, not error.min_code))
+    is_krb5 = 0 <= number < _CODES  # otherwise the minor status says nothing, or "Success"
+    reason = " ".join(error.get_all_statuses(error.min_code if is_krb5 else error.maj_code, not is_krb5))
     error_type = BookieUnreachable if number == _UNREACHABLE else Unauthorized
     return error_type(f"Kerberos: {reason}: {_WAYS_OUT.get(number, 'see docs/howto/use-kerberos.md')}")

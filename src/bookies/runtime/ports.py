@@ -87,8 +87,8 @@ class Encryption(Protocol):
 
 
 class KerberosLogin(Struct, frozen=True):
-    """Whom a client is, and to what it connects. `principal`: empty: the default of the tickets or keytab. `keytab`:
-    empty: the tickets of `kinit`. `service`: first part of the server's principal; its host is the second."""
+    """Identity of a client. `principal`: empty: the default of the tickets or keytab. `keytab`: empty: the tickets of
+    `kinit`. `service`: first part of the server's principal; its host is the second."""
 
     principal: str
     keytab: str
