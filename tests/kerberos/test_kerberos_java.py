@@ -83,6 +83,7 @@ def test_java_clients_at_our_bookies(place: Place, kdc: Kdc) -> None:
 
 def test_our_clients_at_java_bookies(place: Place, kdc: Kdc) -> None:
     settings = {"bookieAuthProviderFactoryClass": PLUGINS["sasl"], "saslJaasClientAllowedIds": "app@.*"}
+    settings["advertisedAddress"] = "localhost"  # the host in its principal
     with place.serving("java", settings):
         for wire in ("v2", "v3"):
             place.use("ours", wire, login(place, kdc))

@@ -1,4 +1,4 @@
-"""Tasks: background work of one owner, which fails with the first failed task; several at once; pauses of rate limits."""
+"""Tasks: background work of one owner, which fails with the first failed task; several at once; pauses for a rate."""
 
 from __future__ import annotations
 
