@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from bookies.encoding.gssapi import GssapiClient, GssapiServer, SecurityContext
 from bookies.errors import BookieUnreachable, Unauthorized
 from bookies.runtime.ports import KerberosLogin
@@ -43,10 +45,10 @@ def pair(is_mutual: bool, principal: str = ANN) -> tuple[GssapiServer, GssapiCli
 
 
 class FakeKerberos:
-    """See `ports.Kerberos`. `is_down`: the KDC. `hosts`: for which tickets were asked."""
+    """See `ports.Kerberos`. `is_down`, `is_silent`: the KDC. `hosts`: for which tickets were asked."""
 
     def __init__(self) -> None:
-        self.is_down = False
+        self.is_down = self.is_silent = False
         self.hosts: list[str] = []
 
     def accept(self, keytab: str) -> SecurityContext:
@@ -55,6 +57,8 @@ class FakeKerberos:
         return FakeContext(is_mutual=True)
 
     async def initiate(self, login: KerberosLogin, host: str) -> tuple[SecurityContext, bytes]:
+        if self.is_silent:
+            await asyncio.sleep(3600)
         if self.is_down:
             raise BookieUnreachable("Kerberos: Cannot contact any KDC")
         self.hosts.append(f"{login.service}/{host}")

@@ -15,7 +15,7 @@ from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError, Unau
 from bookies.runtime.ports import KerberosLogin
 
 _KRB5 = -1765328384  # base of MIT's error codes
-_CODES = 256
+_EMPTY = ("Success", "Unknown error")  # texts of minor codes that are none
 _NO_TICKETS = {141, 195}
 _UNREACHABLE = 156
 _WAYS_OUT = {
@@ -53,7 +53,10 @@ class SystemContext:
 
     @property
     def peer(self) -> str:
-        return str(self._context.initiator_name)
+        try:
+            return str(self._context.initiator_name)
+        except (self._errors, UnicodeError) as error:
+            raise Unauthorized(f"Kerberos: its principal has no readable name: {error}") from error
 
     def step(self, token: bytes) -> bytes:
         try:
@@ -129,7 +132,8 @@ def _refused(error: Any, login: KerberosLogin | None = None) -> BookKeeperError:
         whose = login.principal or "any principal"
         what = f"keytab {login.keytab} is missing, unreadable or without a key of {whose}"
         return Unauthorized(f"Kerberos: {what}: klist -k {login.keytab}")
-    is_krb5 = 0 <= number < _CODES  # otherwise the minor status says nothing, or "Success"
-    reason = " ".join(error.get_all_statuses(error.min_code if is_krb5 else error.maj_code, not is_krb5))
+    reason = " ".join(error.get_all_statuses(error.min_code, False))
+    if reason.startswith(_EMPTY):
+        reason = " ".join(error.get_all_statuses(error.maj_code, True))
     error_type = BookieUnreachable if number == _UNREACHABLE else Unauthorized
     return error_type(f"Kerberos: {reason}: {_WAYS_OUT.get(number, 'see docs/howto/use-kerberos.md')}")

@@ -74,6 +74,9 @@ def test_a_principal_is_a_user_with_its_rights(
         failed = await append(world, "principal = 'app@REALM'")
         assert isinstance(failed, NotEnoughBookies)  # not a final refusal
         assert "Cannot contact any KDC" in str(failed)
+        kerberos.is_silent = True
+        failed = await append(world, "principal = 'app@REALM'")
+        assert "no answer in time while the client waited for a Kerberos ticket from the KDC" in str(failed)
 
     world.run(body)
 
