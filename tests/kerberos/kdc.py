@@ -46,11 +46,11 @@ class Kdc:
         )
         self.run("kdb5_util", "create", "-s", "-P", "master", "-r", REALM)
 
-    def configure(self, port: int, realm: str = REALM, skew_s: int = 300) -> None:
+    def configure(self, port: int, realm: str = REALM) -> None:
         """Write the configuration of clients and servers."""
         self.config.write_text(
             f"[libdefaults]\n default_realm = {realm}\n dns_lookup_kdc = false\n dns_lookup_realm = false\n"
-            f" rdns = false\n dns_canonicalize_hostname = false\n clockskew = {skew_s}\n udp_preference_limit = 1\n"
+            f" rdns = false\n dns_canonicalize_hostname = false\n udp_preference_limit = 1\n"
             f"[realms]\n {REALM} = {{\n  kdc = 127.0.0.1:{port}\n }}\n[domain_realm]\n localhost = {REALM}\n"
         )
 
