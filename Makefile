@@ -14,7 +14,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-ledgers bench-zones example spark-cluster docs dist release image chart clean
+.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd kerberos spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-ledgers bench-zones example spark-cluster docs dist release image chart clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -97,6 +97,12 @@ apache: $(VENV)/.dev
 etcd: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 etcd: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n 0 -m etcd tests/etcd $(ARGS)
+
+# A real KDC (Debian: krb5-kdc krb5-admin-server krb5-user libkrb5-dev, and a compiler for the extra); and Java beside it.
+kerberos: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
+kerberos: $(VENV)/.dev
+	@$(BIN)/pip install -q -e '.[kerberos]'
+	@$(BIN)/python -m pytest -q -n 0 -m kerberos tests/kerberos $(ARGS)
 
 # Apache's clients and bookies with ours, in every mixture: needs a JVM with its compiler, and Maven for the first time.
 interop: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache

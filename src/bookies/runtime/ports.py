@@ -18,6 +18,9 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from bookies.encoding.gssapi import SecurityContext
+from bookies.errors import ConfigError
+
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
@@ -81,6 +84,30 @@ class Encryption(Protocol):
         `get_extra_info("peercert")` of the result has the subject of the peer's certificate, if it was checked.
         Raises `TlsFailed`: then the connection is closed, and the protocol is not called any more.
         """
+
+
+class KerberosLogin(Struct, frozen=True):
+    """Identity of a client. `principal`: empty: the default of the tickets or keytab. `keytab`: empty: the tickets of
+    `kinit`. `service`: first part of the server's principal; its host is the second."""
+
+    principal: str
+    keytab: str
+    service: str
+
+
+class Kerberos(Protocol):
+    """Contexts of Kerberos. Both calls raise `Unauthorized`, which names the reason and the way out."""
+
+    def accept(self, keytab: str) -> SecurityContext:
+        """Return a server's context for one client, with any key of the keytab."""
+
+    async def initiate(self, login: KerberosLogin, host: str) -> tuple[SecurityContext, bytes]:
+        """Return a client's context, and the first token, with a ticket that the KDC grants."""
+
+
+def no_kerberos() -> Kerberos:
+    """Raise `ConfigError`."""
+    raise ConfigError("there is no Kerberos in this environment")
 
 
 class Network(Protocol):
@@ -250,6 +277,7 @@ class Runtime(Struct, frozen=True):
     """The ports that a shell is given.
 
     `tls`: creates one side's encryption from its files, with a flag for the server's side. Raises `ConfigError`.
+    `kerberos`: loads Kerberos. Raises `ConfigError` when there is none.
     `output_of`: runs a program with arguments to its end and returns its output. Raises OSError when the program does
     not exist, fails or takes too long. None: not available, as in the simulator. `host_names`: names and addresses of
     this machine.
@@ -263,3 +291,4 @@ class Runtime(Struct, frozen=True):
     tls: Callable[[TlsFiles, bool], Encryption] | None = None
     output_of: Callable[[Sequence[str]], Awaitable[str]] | None = None
     host_names: tuple[str, ...] = ()
+    kerberos: Callable[[], Kerberos] = no_kerberos

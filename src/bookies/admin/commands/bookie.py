@@ -52,6 +52,8 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         return 0
     resolved, file, uri = _bookie_of(arguments)
     config = resolved.config
+    for directory, kind in _volatile(config):
+        print(f"bk bookie: {directory} is on {kind}: {VOLATILE_REMEDY}", file=sys.stderr)
     if arguments.dry_run:
         return _changed_settings(config, uri)
 
@@ -80,6 +82,14 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         return main.EXIT_INTERNAL
 
 
+def _volatile(config: BookieConfig) -> list[tuple[str, str]]:
+    """Return the directories whose content does not last, and the kinds of their file systems."""
+    from bookies.storage.identity.cookie import directories_of
+
+    kinds = [(directory, file_system_of(directory)) for directory in directories_of(config)]
+    return [(directory, kind) for directory, kind in kinds if kind in VOLATILE]
+
+
 def _bookie_of(arguments: argparse.Namespace) -> tuple[Resolved[BookieConfig], Layer | None, str]:
     """Return the settings, those of Apache's file if one is named, and the metadata store.
 
@@ -106,15 +116,13 @@ async def _init(arguments: argparse.Namespace) -> Report:
     from bookies.runtime.events import Events
     from bookies.runtime.ports import Lock
     from bookies.storage.identity.admission import Decision
-    from bookies.storage.identity.cookie import directories_of
 
     resolved, _, uri = _bookie_of(arguments)
     bookie = identity(resolved.config)
     config = replace(resolved.config, new_bookies=(bookie,), lost_directories=())
     check_identity(config)
-    for directory in () if arguments.volatile else directories_of(config):
-        if (kind := file_system_of(directory)) in VOLATILE:
-            raise UsageError(f"{directory} is on {kind}: {VOLATILE_REMEDY}. --volatile allows it, for trials")
+    for directory, kind in () if arguments.volatile else _volatile(config):
+        raise UsageError(f"{directory} is on {kind}: {VOLATILE_REMEDY}. --volatile allows it, for trials")
     runtime = aio.runtime()
 
     async def stamp(driver: MetadataDriver) -> Decision:

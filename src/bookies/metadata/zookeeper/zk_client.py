@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import importlib
-import importlib.util
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +17,17 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from bookies.errors import ClientClosed, ConfigError, MetadataError, SessionExpired, TlsFailed
+from bookies.encoding.digest_md5 import DigestMd5Client
+from bookies.encoding.gssapi import GssapiClient
+from bookies.errors import (
+    BookieUnreachable,
+    ClientClosed,
+    ConfigError,
+    MetadataError,
+    SessionExpired,
+    TlsFailed,
+    Unauthorized,
+)
 from bookies.metadata.zookeeper import zk_wire
 from bookies.metadata.zookeeper.zk_wire import Broken, Code, EventKind, Fault, Granted, Reader
 from bookies.metadata.zookeeper.zookeeper_port import (
@@ -40,14 +48,15 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     WrongVersion,
 )
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Encryption, Runtime, TlsFiles
+from bookies.runtime.ports import Encryption, KerberosLogin, Runtime, TlsFiles
 from bookies.runtime.tasks import Tasks
 
 PORT = 2181  # where the URI names none
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 2.0  # between rounds of all servers; at most a fifth of a session timeout
 PINGS_UNANSWERED = 2
 PING_INTERVAL = 2 / 9  # of a session timeout
-_DIGEST_HOST = "zk-sasl-md5"  # the name that every server of ZooKeeper has under DIGEST-MD5
+_DIGEST_URI = "zookeeper/zk-sasl-md5"  # every server of ZooKeeper has this name under DIGEST-MD5
+NONCE_BITS = 192
 STOP_S = 1.0  # in addition to a session timeout, for the server to end the session
 _Watch = Callable[[], None]
 _WatchKey = tuple[bool, str]  # whether of a znode's children, path
@@ -73,12 +82,6 @@ _FIRED: dict[int, tuple[bool, ...]] = {  # event -> the kinds of watches that it
     EventKind.DELETED: (False, True),
     EventKind.CHILDREN_CHANGED: (True,),
 }
-
-
-def check_available(uri: str, credentials: Credentials) -> None:
-    """Check the library that SASL needs. Raises `ConfigError`, which names the package."""
-    if credentials.sasl and importlib.util.find_spec("puresasl") is None:
-        raise ConfigError(f"{uri} uses SASL, which needs a library: pip install 'bookies[zookeeper]'")
 
 
 class _Faulty(Exception):
@@ -335,11 +338,12 @@ class ZooKeeperClient:
             try:
                 async with asyncio.timeout(max(self._timeout_s / len(servers), RECONNECT_S_MIN)):
                     connection = await self._connect(host, port)
-            except _CredentialsRefused:
+            except _CredentialsRefused as error:
+                reason = f": {error}" if error.args else ""
                 self._ended(
                     MetadataError(
-                        f"ZooKeeper at {self.hosts} refuses our credentials ({self._credentials!r}): correct the file "
-                        "that options= in the metadata URI names"
+                        f"ZooKeeper at {self.hosts} refuses our credentials ({self._credentials!r}){reason}: correct "
+                        "the file that options= in the metadata URI names"
                     )
                 )
                 return
@@ -407,22 +411,27 @@ class ZooKeeperClient:
         connection.keep_alive(granted.timeout_ms / 1000 * PING_INTERVAL)
 
     async def _authenticate_by_sasl(self, connection: _Connection, host: str) -> None:
-        options = dict(self._credentials.sasl)
-        service = options.pop("service", "zookeeper")
-        mechanism = options.pop("mechanism")
-        if mechanism == "DIGEST-MD5":
-            host = _DIGEST_HOST
-        library = importlib.import_module("puresasl.client")
-        conversation = library.SASLClient(host=host, service=service, mechanism=mechanism, **options)
-        token = conversation.process() or b""
-        while not conversation.complete:
-            answer = asyncio.get_running_loop().create_future()
-            connection.send(Code.SASL, zk_wire.buffer(token), Reader.buffer, answer)
-            challenge = await answer
-            try:
-                token = conversation.process(challenge) or b""
-            except Exception as error:
-                raise _CredentialsRefused from error
+        try:
+            client = await self._sasl_client(host)
+            token: bytes | None = client.first()
+            while token is not None:
+                answer = asyncio.get_running_loop().create_future()
+                connection.send(Code.SASL, zk_wire.buffer(token), Reader.buffer, answer)
+                challenge = await answer
+                token = None if client.is_complete else client.respond(challenge)
+        except BookieUnreachable as error:  # the KDC
+            raise Broken(error.message) from error
+        except (Unauthorized, ConfigError) as error:
+            # Later, a keytab may be newer than the KDC's key for a while, or the other way round.
+            raise (_CredentialsRefused if self._connection is None else Broken)(error.message) from error
+
+    async def _sasl_client(self, host: str) -> DigestMd5Client | GssapiClient:
+        sasl = self._credentials.sasl
+        assert sasl is not None
+        if isinstance(sasl, KerberosLogin):
+            return GssapiClient(*await self._runtime.kerberos().initiate(sasl, host))
+        cnonce = f"{self._runtime.random.getrandbits(NONCE_BITS):x}"
+        return DigestMd5Client(*sasl, cnonce, _DIGEST_URI)
 
     def _forget_session(self) -> None:
         had_session = self._session.number != 0

@@ -21,7 +21,7 @@ from bookies.protocol.pacing import RateLimit
 from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Worker
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 from bookies.storage.disks.durable_files import SyncFailed, unlink_all
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of

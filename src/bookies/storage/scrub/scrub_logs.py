@@ -24,7 +24,7 @@ from bookies.model import DigestType
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.ports import Disk, Runtime, Worker
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_check import DigestTypes, Part, Place, Proof, check, check_places, end_of, read_part
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts

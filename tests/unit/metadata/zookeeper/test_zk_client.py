@@ -22,7 +22,7 @@ from bookies.lab.sim.world.loop import SimLoop
 from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.zookeeper import zk_client, zk_wire
-from bookies.metadata.zookeeper.zk_client import ZooKeeperClient, check_available
+from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
 from bookies.metadata.zookeeper.zk_wire import Code, Fault
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
@@ -427,13 +427,6 @@ def test_files_of_certificates_that_cannot_be_used(tmp_path: pathlib.Path) -> No
     ):
         with pytest.raises(ConfigError, match=f"tls to ZooKeeper: .*{sentence}"):
             ZooKeeperClient("a", 300, runtime, given)
-
-
-def test_sasl_needs_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_available("zk://a/b", Credentials())
-    monkeypatch.setattr(zk_client.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'bookies\[zookeeper\]'"):
-        check_available("zk://a/b", Credentials(sasl=(("mechanism", "DIGEST-MD5"),)))
 
 
 def test_a_port_that_accepts_and_says_nothing() -> None:

@@ -94,6 +94,7 @@ def test_lost_rights(line: str, is_lost: bool) -> None:
         ("ann viewer", "needs a credential"),
         ("ann viewer secret", "needs a credential"),
         ("ann viewer certificate:", "needs a credential"),
+        ("ann viewer kerberos:ann", "needs a credential .*kerberos:NAME@REALM"),
         ("ann viewer scram-sha-256:4096:secret=", "needs a credential"),
         ("ann viewer =secret", "needs a credential"),
         (f"{ONE}ann viewer {hash_of('two')}", "line 2: ann has another role in a line above"),
