@@ -25,9 +25,10 @@ from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_files import IndexFiles, NewFiles
 from bookies.storage.index.index_readers import Readers
-from bookies.storage.journal import Journal, LogMark
+from bookies.storage.journal import Journal, LogMark, journal_format
 from bookies.storage.rocksdb.database_files import DatabaseFiles, OpenDatabases
 from bookies.storage.rocksdb.rocksdb_format import Databases
+from bookies.storage.sealing.keys_file import KeysFile
 
 
 class StorageParts:
@@ -46,14 +47,17 @@ class StorageParts:
         databases: Databases,
     ) -> None:
         self.config = config
+        self.keys = KeysFile(runtime, config.encryption_keys_file) if config.encryption_keys_file else None
+        self.sealer = sealer = None if self.keys is None else self.keys.sealer
         self.directories = directories = Directories(runtime.disk, config)
         is_rocksdb = config.ledger_index == ROCKSDB
         logs = LogDirectories(directories.ledgers, is_split=is_rocksdb)
         # Databases place each ledger in one of the directories, so the bookie needs all of them.
         keeps_going = config.survive_failed_directory and not is_rocksdb
         self.health = DirectoryHealth(directories.ledgers, directories.indexes, keeps_going=keeps_going)
+        version = journal_format.VERSION if sealer is None or not sealer.seals else journal_format.SEALED_VERSION
         self.journals = [
-            Journal(runtime, directory, f"journal-{number}", config, on_fatal)
+            Journal(runtime, directory, f"journal-{number}", config, on_fatal, version)
             for number, directory in enumerate(directories.journals)
         ]
         self.runtime = runtime = replace(runtime, disk=WatchedDisk(runtime.disk, self.health))
@@ -68,17 +72,18 @@ class StorageParts:
                 for number, directory in enumerate(directories.indexes)
             ]
             new_files = partial(DatabaseFiles, runtime.disk, config.index_page_size, self.databases)
-        self.readers = Readers(runtime, config, logs, new_files)
+        self.readers = Readers(runtime, config, logs, new_files, sealer)
         self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health, new_files)
         self.index.rebuilds.on_damaged = on_fatal
         stores = [*directories.ledgers, *directories.indexes]
         failover = Failover(runtime, stores, self.health, self.index)
-        log = IndexedLog(runtime, logs, config, self.health, self.index)
+        log = IndexedLog(runtime, logs, config, self.health, self.index, sealer)
         index_writer = IndexWriter(runtime, log, self.readers, self.health, failover)
         self.checkpointer = Checkpointer(runtime, config, self.cache, index_writer, on_change, activities)
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.rebuilder = Rebuilder(runtime, config, self.index, logs)
         self.report = ReplayReport()
+        self.is_encryption_noted = False  # in the cookies
 
     @property
     def logs(self) -> LogDirectories:
