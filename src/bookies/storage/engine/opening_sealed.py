@@ -68,8 +68,9 @@ def _sealed_logs(disk: Disk, logs: LogDirectories) -> Iterator[tuple[str, Sequen
     """Yield the path and the keys of each entry log with sealed entries, outputs of compactions included."""
     for directory in logs.paths:
         for name in disk.list(directory):
-            if entry_log_format.parse_file_name(name) is None and entry_log_format.parse_compacted_name(name) is None:
-                continue
+            output = entry_log_format.parse_compacted_name(name)
+            if entry_log_format.parse_file_name(name) is None and (output is None or output[1] is None):
+                continue  # no log, or an output that was interrupted, which is dropped
             path = posixpath.join(directory, name)
             try:
                 keys = keys_of(disk, path)

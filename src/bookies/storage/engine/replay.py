@@ -400,9 +400,10 @@ class Restorer:
         for index, entry_id in enumerate(entry_ids):
             body, key_id = records.body(index), sealed_format.key_id_of(records.body(index))
             if not self._opener.has(key_id):
+                label = sealed_format.label_of(key_id)
                 raise StorageError(
-                    f"{self._path}: an entry of ledger {ledger_id} needs the key {sealed_format.label_of(key_id)}, which "
-                    "encryption_keys_file lacks. Add the key, after the first one, and start again. No data was lost",
+                    f"{self._path}: an entry of ledger {ledger_id} needs the key {label}, which encryption_keys_file "
+                    "lacks. Add the key, after the first one, and start again. No data was lost",
                     ledger_id=ledger_id,
                 )
             if (plain := self._opener.open_body(body)) is None:

@@ -66,7 +66,8 @@ class LogLost(StorageError):
 class _Log(Struct):
     """A log that is written or to be synced. `runs`: the unsynced runs, with their ledger ids; they begin at `synced`.
 
-    `space`: its space of ids. `keys`: as in its header. `position`: its end. `sizes`: bytes by ledger. `dropped`: what has left the page cache.
+    `space`: its space of ids. `keys`: as in its header. `position`: its end. `sizes`: bytes by ledger. `dropped`: what
+    has left the page cache.
     """
 
     file: File

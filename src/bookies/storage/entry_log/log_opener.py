@@ -19,9 +19,10 @@ class LogOpener:
         self._is_sealed: dict[int, bool] = {}  # by log
 
     def opened(self, records: bytes, slots: bytes, pread: Pread, path: str) -> bytes:
-        """Return records as the client sent them. `slots`: where they are. Raises: CorruptRecord, and what `pread` does.
+        """Return records as the client sent them. `slots`: where they are.
 
         The first one authenticates. Those from the first on that does not are left out.
+        Raises: CorruptRecord, and what `pread` does.
         """
         log_id, offset = layout.split_location(int.from_bytes(slots[:8], "big"))
         is_sealed = self._is_sealed.get(log_id)

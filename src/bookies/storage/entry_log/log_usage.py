@@ -127,7 +127,10 @@ def records_size(disk: Disk, path: str) -> int:
 
 
 def keys_of(disk: Disk, path: str) -> tuple[int, ...]:
-    """Return the keys that the entries of a log may be sealed with; empty: they are not. Raises: OSError, CorruptRecord."""
+    """Return the keys that the entries of a log may be sealed with; empty: they are not.
+
+    Raises: OSError, CorruptRecord.
+    """
     file = disk.open(path, "r")
     try:
         header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)

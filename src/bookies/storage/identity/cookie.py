@@ -207,7 +207,10 @@ def write_cookie(disk: Disk, directory: str, data: bytes) -> None:
 
 
 def is_encrypted(disk: Disk, current: str) -> bool:
-    """Report whether the cookie in a `current` says that there are encrypted entries. Raises: OSError, CorruptRecord."""
+    """Report whether the cookie in a `current` says that there are encrypted entries.
+
+    Raises: OSError, CorruptRecord.
+    """
     path = posixpath.join(current, FILE_NAME)
     data = disk.read_bytes(path) if disk.exists(path) else b""
     return bool(data) and parse(data, path=path).is_encrypted

@@ -77,7 +77,7 @@ def parse_file_name(name: str) -> int | None:
 
 def pack_header(version: int = VERSION) -> bytes:
     """Return the header of a new file. `version`: 4 to 6, or the sealed one. Source: storage 2.2."""
-    assert 4 <= version
+    assert version >= 4
     return (MAGIC + WORD.pack(version)).ljust(HEADER_SIZES[version], b"\0")
 
 
