@@ -125,7 +125,7 @@ def test_a_crash_at_a_disk_call(machine: Any, sealed: Any, body: Body) -> None:
 
 
 def test_plain_entries_are_sealed_then_rotated_then_decrypted(sealed: Any, body: Body) -> None:
-    """Every kind of file meets every mode: journals are replayed, and logs read, that the process before has written."""
+    """Journals are replayed, and logs are read, that a process in another mode has written."""
     made, records = sealed(), FakeRecords.of(*ALL)
     run = partial(made.live, stops=False)
 
@@ -218,7 +218,7 @@ def test_a_missing_key_of_a_journal_refuses_the_start(sealed: Any, body: Body, k
     made.crash(PROCESS_DIES)
     if keys:
         write_keys(made.disk, keys)
-    with pytest.raises(StorageError, match="txn.*encryption_keys_file"):
+    with pytest.raises(StorageError, match=r"txn.*encryption_keys_file"):
         (made if keys else without_keys(made)).live(lambda store, promises: promises.check(store))
     write_keys(made.disk, lines(NEW, OLD))
     made.config = replace(made.config, encryption_keys_file=PATH)

@@ -22,7 +22,7 @@ from bookies.runtime.ports import File
 from bookies.storage.engine.log_pieces import Piece
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.records.record_scan import CHUNK_SIZE, IDS, RECORD_SIZE_MIN, WORD
-from bookies.storage.sealing.sealer import Sealer
+from bookies.storage.sealing.sealer import Opener
 
 CHECKED = (DigestType.CRC32C, DigestType.CRC32)  # digests that need no password
 RUN_STEP = 16  # records that are checked first
@@ -159,7 +159,7 @@ def _is_at(data: bytes, at: int, ledger_id: int, entry_id: int) -> bool:
 
 
 def check(
-    part: Part, digest_types: DigestTypes, opener: Sealer | None = None
+    part: Part, digest_types: DigestTypes, opener: Opener | None = None
 ) -> tuple[list[tuple[Piece, Proof]], dict[int, int]]:
     """Verify the digests of a part; return (pieces with their proof, in the order of the records; bytes by ledger).
 
@@ -205,7 +205,7 @@ def _check_piece(part: Part, piece: Piece, digest_type: DigestType, result: list
             first, start = first + 1, start + 1
 
 
-def _check_sealed(part: Part, piece: Piece, opener: Sealer, result: list[tuple[Piece, Proof]]) -> None:
+def _check_sealed(part: Part, piece: Piece, opener: Opener, result: list[tuple[Piece, Proof]]) -> None:
     ledger_id, first, start, stop = piece
     for index in range(start, stop):
         body = part.data[part.starts[index] + 4 : part.starts[index + 1]]
@@ -231,7 +231,7 @@ def check_places(
     ledger_ids: Collection[int] | None,
     record_size_max: int,
     records_stop: int | None = None,
-    opener: Sealer | None = None,
+    opener: Opener | None = None,
 ) -> tuple[list[tuple[Place, str]], int]:
     """Return (places without the expected entry, ascending, each with its problem; bytes read).
 

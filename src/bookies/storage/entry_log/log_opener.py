@@ -5,7 +5,7 @@ from __future__ import annotations
 from bookies.errors import CorruptRecord
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.records.record_scan import Pread
-from bookies.storage.sealing.sealer import Sealer
+from bookies.storage.sealing.sealer import Opener
 
 
 class LogOpener:
@@ -14,7 +14,7 @@ class LogOpener:
     A log's header is read once: ids never repeat, and no header changes its kind.
     """
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: Opener) -> None:
         self._sealer = sealer
         self._is_sealed: dict[int, bool] = {}  # by log
 

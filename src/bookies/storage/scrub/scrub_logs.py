@@ -35,7 +35,7 @@ from bookies.storage.index import slot_scans
 from bookies.storage.records.record_scan import CHUNK_SIZE
 from bookies.storage.scrub.scrub_format import Counts, Finding
 from bookies.storage.scrub.scrub_plan import Spans, merged
-from bookies.storage.sealing.sealer import Sealer
+from bookies.storage.sealing.sealer import Opener
 
 SETTLE_SIZE = 128 << 20  # bytes of a log after which spans are settled, and progress is saved
 GROUP_SIZE = 32 << 20  # bytes of spans whose live entries are collected at once
@@ -247,7 +247,7 @@ class LogScrub:
             else:
                 await self._check_without_digest(log, part, piece)
 
-    def _opener(self, is_encrypted: bool) -> Sealer | None:
+    def _opener(self, is_encrypted: bool) -> Opener | None:
         """Return the opener of a log's entries, if they are sealed."""
         return self._parts.sealer if is_encrypted else None
 

@@ -72,24 +72,17 @@ class Nonces:
             yield self._prefix + KEY_ID.pack(number)
 
 
-class Sealer:
-    """The keys of a process. `seals`: whether this process seals; False: it only opens what was sealed before.
+class Opener:
+    """The keys that open sealed entries. Used on every thread."""
 
-    `in_play`: keys that entries may have which are not in an entry log yet; the current one first.
-    """
-
-    def __init__(self, keys: Keys, random: Random) -> None:
+    def __init__(self, keys: Keys) -> None:
         self._new_cipher, self._invalid = _cipher_of()
         self._ciphers: dict[int, Cipher] = {}
-        self._nonces = Nonces(random)  # of the loop
-        self.seals = keys.current is not None
-        self.in_play: tuple[int, ...] = ()
-        self.use(keys)
+        self.learn(keys)
 
-    @property
-    def current(self) -> int | None:
-        """Return the id of the key that seals now."""
-        return self.in_play[0] if self.in_play else None
+    def learn(self, keys: Keys) -> None:
+        """Know these keys too."""
+        self._ciphers = self._ciphers | {key_id: self._new_cipher(key) for key_id, key in keys.by_id.items()}
 
     @property
     def key_ids(self) -> Sequence[int]:
@@ -98,34 +91,6 @@ class Sealer:
 
     def has(self, key_id: int) -> bool:
         return key_id in self._ciphers
-
-    def use(self, keys: Keys) -> None:
-        """Use these keys from now on, beside those known before (E-5). Raises ConfigError if the kind would change."""
-        if (keys.current is not None) != self.seals:
-            raise ConfigError("encryption starts and ends with a start of the bookie: restart it")
-        self._ciphers |= {key_id: self._new_cipher(key) for key_id, key in keys.by_id.items()}
-        if keys.current is not None and keys.current != self.current:
-            self.in_play = (keys.current, *(key_id for key_id in self.in_play if key_id != keys.current))
-
-    def settle(self, key_id: int | None) -> None:
-        """Note that entries outside of entry logs have only this key, if it is still the current one."""
-        if key_id is not None and key_id == self.current:
-            self.in_play = (key_id,)
-
-    def seal(self, records: Records, nonces: Nonces | None = None, key_id: int | None = None) -> Records:
-        """Return the records sealed, in a buffer of their own. `nonces`: None: on the loop. `key_id`: None: current."""
-        nonces, key_id = nonces or self._nonces, key_id or self.in_play[0]
-        encrypt, key_name = self._ciphers[key_id].encrypt, KEY_ID.pack(key_id)
-        data, starts, pack = records.data, records.starts, WORD.pack
-        pieces: list[bytes] = []
-        for (at, end), nonce in zip(pairwise(starts), nonces.take(len(records)), strict=True):
-            head = data[at + 4 : at + 20] + key_name
-            pieces += pack(end - at - 4 + OVERHEAD), head, nonce, encrypt(nonce, data[at + 20 : end], head)
-        return Records(b"".join(pieces), _shifted(starts, OVERHEAD))
-
-    def seal_adds(self, adds: Adds) -> Adds:
-        """Return the adds with sealed records. On the loop."""
-        return Adds(adds.table, adds.entry_ids, self.seal(adds.records))
 
     def open_body(self, body: bytes) -> bytes | None:
         """Return the body as the client sent it; None if it does not authenticate, or its key is unknown."""
@@ -160,6 +125,53 @@ class Sealer:
             reason = "it was changed" if self.has(key_id) else f"it names the unknown key {layout.label_of(key_id)}"
             raise CorruptRecord(f"an encrypted entry does not authenticate: {reason}", path=path, offset=offset)
         return records.data
+
+
+class Sealer(Opener):
+    """The keys of a bookie. `seals`: whether this process seals; False: it only opens what was sealed before.
+
+    `in_play`: keys that entries may have which are not in an entry log yet; the current one first.
+    """
+
+    def __init__(self, keys: Keys, random: Random) -> None:
+        super().__init__(keys)
+        self._nonces = Nonces(random)  # of the loop
+        self.seals = keys.current is not None
+        self.in_play: tuple[int, ...] = ()
+        self.use(keys)
+
+    @property
+    def current(self) -> int | None:
+        """Return the id of the key that seals now."""
+        return self.in_play[0] if self.in_play else None
+
+    def use(self, keys: Keys) -> None:
+        """Use these keys from now on, beside those known before (E-5). Raises ConfigError if the kind would change."""
+        if (keys.current is not None) != self.seals:
+            raise ConfigError("encryption starts and ends with a start of the bookie: restart it")
+        self.learn(keys)
+        if keys.current is not None and keys.current != self.current:
+            self.in_play = (keys.current, *(key_id for key_id in self.in_play if key_id != keys.current))
+
+    def settle(self, key_id: int | None) -> None:
+        """Note that entries outside of entry logs have only this key, if it is still the current one."""
+        if key_id is not None and key_id == self.current:
+            self.in_play = (key_id,)
+
+    def seal(self, records: Records, nonces: Nonces | None = None, key_id: int | None = None) -> Records:
+        """Return the records sealed, in a buffer of their own. `nonces`: None: on the loop. `key_id`: None: current."""
+        nonces, key_id = nonces or self._nonces, key_id or self.in_play[0]
+        encrypt, key_name = self._ciphers[key_id].encrypt, KEY_ID.pack(key_id)
+        data, starts, pack = records.data, records.starts, WORD.pack
+        pieces: list[bytes] = []
+        for (at, end), nonce in zip(pairwise(starts), nonces.take(len(records)), strict=True):
+            head = data[at + 4 : at + 20] + key_name
+            pieces += pack(end - at - 4 + OVERHEAD), head, nonce, encrypt(nonce, data[at + 20 : end], head)
+        return Records(b"".join(pieces), _shifted(starts, OVERHEAD))
+
+    def seal_adds(self, adds: Adds) -> Adds:
+        """Return the adds with sealed records. On the loop."""
+        return Adds(adds.table, adds.entry_ids, self.seal(adds.records))
 
 
 class Recoder:
