@@ -62,7 +62,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     await worker.run(directories.acquire)
     await worker.run(partial(check_kind, runtime.disk, directories.indexes, is_rocksdb=parts.databases is not None))
     await worker.run(check_places, runtime.disk, directories.journals)
-    parts.is_encryption_noted = await worker.run(check_keys, runtime.disk, directories, parts.logs, parts.sealer)
+    is_encrypted = await worker.run(check_keys, runtime.disk, directories, parts.logs, parts.sealer)
     stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
     note = await worker.run(read_notes, runtime.disk, stores)
     returned = [path for path in directories.indexes if path in note.failed]
@@ -99,6 +99,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
     parts.report.has_losses = bool(lost)
+    parts.report.is_encryption_noted = is_encrypted
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
         first = parts.index.catalog.uncounted_from
         checkpointer.log.uncounted_id = first if first >= 0 else -1 - first

@@ -68,6 +68,7 @@ class ReplayReport(Struct):
     doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds, and those that the
     crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them. `is_covered`: the
     checkpoint after the replay has succeeded. `has_losses`: losses of directories are not applied yet.
+    `is_encryption_noted`: the cookies say that entries may be encrypted.
     """
 
     file_count: int = 0
@@ -81,6 +82,7 @@ class ReplayReport(Struct):
     holes: list[str] = field(default_factory=list)
     is_covered: bool = False
     has_losses: bool = False
+    is_encryption_noted: bool = False
 
 
 class JournalReader:

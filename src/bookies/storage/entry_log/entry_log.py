@@ -117,7 +117,6 @@ class EntryLogWriter:
     ) -> None:
         self._disk = disk
         self._logs = logs
-        self._count = logs.count
         self._sealer = sealer
         self._health = health or DirectoryHealth(logs.paths, logs.paths, keeps_going=False)
         self._size_max = config.entry_log_size_max
@@ -140,11 +139,11 @@ class EntryLogWriter:
         buffers: dict[int, list[Buffer]] = {}
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
-            buffers.setdefault(directory_of(ledger_id, self._count), []).append(_buffer_of(run))
+            buffers.setdefault(directory_of(ledger_id, self._logs.count), []).append(_buffer_of(run))
         places = self._append_all(buffers)
         slots = []
         for ledger_id, run in runs:
-            space, size = directory_of(ledger_id, self._count), run.records.size
+            space, size = directory_of(ledger_id, self._logs.count), run.records.size
             log, position = places[space]
             slots.append(kernels.pack_locations(log.log_id, position, run.records.starts))
             places[space] = log, position + size
@@ -177,7 +176,7 @@ class EntryLogWriter:
             slots.append(kernels.pack_locations(log.log_id, position, starts[start : stop + 1]))
             places[space] = log, position + starts[stop] - starts[start]
         for ledger_id, start, stop in mixed.stretches():
-            sizes = logs[directory_of(ledger_id, self._count)].sizes
+            sizes = logs[directory_of(ledger_id, self._logs.count)].sizes
             sizes[ledger_id] = sizes.get(ledger_id, 0) + starts[stop] - starts[start]
         for log in logs.values():
             log.runs.append(mixed)
@@ -186,11 +185,11 @@ class EntryLogWriter:
 
     def _spans_of(self, mixed: AddRun) -> list[tuple[int, int, int]]:
         """Return (space, index of the first record, index after the last) of neighbours in one space."""
-        if self._count == 1:
+        if self._logs.count == 1:
             return [(0, 0, len(mixed))]
         spans: list[tuple[int, int, int]] = []
         for ledger_id, start, stop in mixed.stretches():
-            space = directory_of(ledger_id, self._count)
+            space = directory_of(ledger_id, self._logs.count)
             if spans and spans[-1][0] == space:
                 start = spans.pop()[1]
             spans.append((space, start, stop))
@@ -293,7 +292,7 @@ class EntryLogWriter:
     def first_unfinished_ids(self) -> list[int]:
         """Return for each space the id of the active log or a bound of the next: logs with smaller ids are sealed."""
         next_id = self._find_last_id() + 1
-        return [self._active[space].log_id if space in self._active else next_id for space in range(self._count)]
+        return [self._active[space].log_id if space in self._active else next_id for space in range(self._logs.count)]
 
     def _find_last_id(self) -> int:
         """Return the greatest id ever allocated. Raises: OSError."""
@@ -323,7 +322,7 @@ class EntryLogWriter:
 
         `source_id`: the log whose entries it will have.
         """
-        space = source_id % self._count
+        space = source_id % self._logs.count
         log_id = self._allocate_id(space)
         return log_id, self._health.pick(self._logs.of_space(space), log_id)
 

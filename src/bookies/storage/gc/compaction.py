@@ -177,7 +177,6 @@ class Compactor:
         self.copied_size = 0
         self.reclaimed_size = 0  # bytes of deleted sources that were not copied
         self.read_size = 0
-        self._disk = parts.runtime.disk
         self._index_writer = parts.checkpointer.index_writer
         self._parts = parts
         self._worker = worker
@@ -188,6 +187,10 @@ class Compactor:
         self._recoder = None if parts.sealer is None else Recoder(parts.sealer, parts.runtime.random)
         self._reading: LogReading | None = None
         self._output: OutputLog | None = None
+
+    @property
+    def _disk(self) -> Disk:
+        return self._parts.runtime.disk
 
     def close_files(self) -> None:
         """Close the files that a cancelled compaction left open. On the worker."""

@@ -46,14 +46,14 @@ class Recoding:
         """Return the stale ones of these logs, the largest share of dead bytes first. Raises: OSError."""
         sealer = self._parts.sealer
         wanted = () if sealer is None or sealer.current is None else (sealer.current,)
-        found = []
+        stale = []
         for usage in sorted(usages, key=lambda usage: usage.share):
             try:
                 if await self._worker.run(keys_of, self._parts.runtime.disk, usage.path) != wanted:
-                    found.append(usage)
+                    stale.append(usage)
             except CorruptRecord:
                 continue  # the scrub reports its entries
-        return found
+        return stale
 
     async def describe(self) -> dict[str, object]:
         """Return the key in use, the keys known, and the bytes of entry logs by key. A log with several keys counts for
