@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
 from random import Random
 
 from bookies.kernels import Records
@@ -85,8 +85,8 @@ def test_journal() -> None:
 class _Counting(Nonces):
     """The nonce of the example."""
 
-    def take(self, count: int) -> Iterator[bytes]:
-        yield bytes(range(12))
+    def take(self, count: int) -> Sequence[bytes]:
+        return [bytes(range(12))] * count
 
 
 def test_sealed_entries() -> None:

@@ -20,7 +20,7 @@ Sealing happens on the loop and on the collection's worker, each with its own `N
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from random import Random
 from typing import Protocol
@@ -62,14 +62,14 @@ class Nonces:
         self._prefix = b""
         self._next = COUNT_MAX
 
-    def take(self, count: int) -> Iterator[bytes]:
-        """Yield `count` nonces."""
-        for _ in range(count):
-            if self._next == COUNT_MAX:
-                self._prefix, self._next = self._random.randbytes(NONCE_SIZE - KEY_ID.size), 0
-            number = self._next
-            self._next = number + 1  # before its use: an exception must not let it be used again
-            yield self._prefix + KEY_ID.pack(number)
+    def take(self, count: int) -> Sequence[bytes]:
+        """Return `count` nonces, at most `COUNT_MAX`. They are used up by the call, even if the caller fails."""
+        assert count <= COUNT_MAX
+        if self._next + count > COUNT_MAX:
+            self._prefix, self._next = self._random.randbytes(NONCE_SIZE - KEY_ID.size), 0
+        prefix, first, pack = self._prefix, self._next, KEY_ID.pack
+        self._next = first + count
+        return [prefix + pack(number) for number in range(first, first + count)]
 
 
 class Opener:
