@@ -1,7 +1,7 @@
 """Sealing of entries before they are stored, and opening of what is read.
 
 Theory of operation. An add is sealed once, when the storage accepts it: write cache, journal and entry log have the
-same bytes, and flush, checkpoint, compaction and index do not know about it. Whoever reads an entry opens it.
+same bytes, and flush, checkpoint, compaction and index do not know about it. Readers of an entry open it.
 
 Invariants
 - E-1: a file says in its header whether its entries are sealed, so no reader guesses from bytes. A process writes only
