@@ -48,6 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "storage": (
         "disks",
         "records",
+        "sealing",
         "journal",
         "identity",
         "cache",

@@ -290,6 +290,9 @@ class BookieConfig(HttpConfig):
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
+    encryption_keys_file: str = setting(
+        "", "file of keys that encrypt stored entries, see `bk bookie new-key`; empty: entries are stored as they are"
+    )
     authentication: str = setting(
         "none", "none, sasl (users of users_file) or certificate (users of users_file, or roles in its OU)"
     )

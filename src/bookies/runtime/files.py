@@ -334,6 +334,9 @@ class OsDisk:
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)
 
+    def is_private(self, path: str) -> bool:
+        return not os.stat(path).st_mode & 0o037
+
     def make_directories(self, *paths: str) -> None:
         changed: dict[str, None] = {}  # directories with new names in them
         for path in paths:

@@ -208,6 +208,9 @@ class Disk(Protocol):
 
     def is_directory(self, path: str) -> bool: ...
 
+    def is_private(self, path: str) -> bool:
+        """Report whether only this user, and readers of its group, may open the file. Raises: OSError."""
+
     def make_directories(self, *paths: str) -> None:
         """Create a directory with its parents; existing ones are fine. The new directories' own entries are made
         durable."""

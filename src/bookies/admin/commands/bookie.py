@@ -397,6 +397,25 @@ _SETTINGS = (
     Option("--lease-ms", "lease of the registration, in milliseconds (default 10000)", int),
     Option("--set NAME=VALUE", "set any setting; see `bk bookie run --list-settings`", may_repeat=True),
 )
+
+
+def _new_key(arguments: argparse.Namespace) -> Report:
+    import secrets
+
+    from bookies.errors import ConfigError
+    from bookies.runtime.files import OsDisk
+    from bookies.storage.sealing.keys_file import add_key
+    from bookies.storage.sealing.sealed_format import KEY_SIZE, label_of
+
+    path = os.path.abspath(arguments.file)
+    try:
+        key_id = label_of(add_key(OsDisk(), path, secrets.token_bytes(KEY_SIZE)))
+    except ConfigError as error:
+        raise UsageError(error.message) from error
+    text = f"key {key_id} is the first one in {path}; bookies with encryption_keys_file={path} use it within seconds"
+    return Report({"key": key_id, "file": path}, [text], remarks=["keep a copy: without the key its entries are lost"])
+
+
 VERBS = (
     verb(
         "bookie run",
@@ -493,6 +512,16 @@ VERBS = (
         RATE,
         description="Copies all replicas that the metadata places on stopped or read-only bookies to other bookies. "
         "Open ledgers with entries on them are sealed first. Repeat the command after an interruption.",
+    ),
+    verb(
+        "bookie new-key",
+        "create a key for the encryption of stored entries, and make it the first one of a keys file",
+        "bk bookie new-key /etc/bookies/keys",
+        _new_key,
+        Option("file FILE", "the bookies' encryption_keys_file; created if it is missing"),
+        description="Running bookies use the key within seconds. The keys before it stay in the file, because they "
+        "decrypt what was stored before. `bk bookie encryption` shows when a key is not needed any more. Keep a copy "
+        "of the file: without it the entries are lost.",
     ),
     *drain.VERBS,
     *balance.VERBS,

@@ -131,6 +131,9 @@ class WatchedDisk:
     def is_directory(self, path: str) -> bool:
         return self._read(path, self._disk.is_directory, path)
 
+    def is_private(self, path: str) -> bool:
+        return self._read(path, self._disk.is_private, path)
+
     def read_bytes(self, path: str) -> bytes:
         return self._read(path, self._disk.read_bytes, path)
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from bookies.errors import StorageError
 from bookies.runtime.ports import File
-from bookies.storage.entry_log.entry_log import LOG_FILES_MAX, log_of, records_at
+from bookies.storage.entry_log.entry_log import LOG_FILES_MAX, records_at
+from bookies.storage.entry_log.log_opener import LogOpener, log_of
 
 
 class _NotResident(Exception):
@@ -20,9 +21,12 @@ class _NotResident(Exception):
 
 
 class ResidentLogs:
-    """Reader of resident entries. `open_file`: opens a log on a worker; this class closes it."""
+    """Reader of resident entries. `open_file`: opens a log on a worker; this class closes it. `opener`: of sealed
+    entries, with the bookie's keys.
+    """
 
-    def __init__(self, open_file: Callable[[int], asyncio.Future[File]]) -> None:
+    def __init__(self, open_file: Callable[[int], asyncio.Future[File]], opener: LogOpener | None = None) -> None:
+        self._opener = opener
         self._open_file = open_file
         self._files: dict[int, File] = {}  # the least recently used first
         self._opening: dict[int, asyncio.Future[File]] = {}
@@ -36,7 +40,9 @@ class ResidentLogs:
             return None
         self._files[log_id] = file
         try:
-            return records_at(_pread_of(file), file.path, ledger_id, first_entry_id, slots, size_max)
+            pread = _pread_of(file)
+            data = records_at(pread, file.path, ledger_id, first_entry_id, slots, size_max)
+            return data if self._opener is None else self._opener.opened(data, slots, pread, file.path)
         except (_NotResident, OSError, StorageError):
             return None
 

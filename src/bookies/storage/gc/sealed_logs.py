@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
 from bookies.protocol.pacing import RateLimit
@@ -143,7 +144,9 @@ class SealedLogs:
                 continue
             try:
                 if any(sizes.values()):
-                    await self._worker.run(complete, self._disk, paths[log_id], stop, sizes)
+                    may_be_sealed = self._parts.sealer is not None
+                    write = partial(complete, may_be_sealed=may_be_sealed)
+                    await self._worker.run(write, self._disk, paths[log_id], stop, sizes)
             except SyncFailed:
                 raise
             except (OSError, StorageError) as error:

@@ -540,6 +540,10 @@ class SimDisk:
         for path in directories:
             self.sync_directory(path)
 
+    def is_private(self, path: str) -> bool:
+        self.enter("is_private", path)
+        return True  # the simulated disk has one user
+
     def read_bytes(self, path: str) -> bytes:
         self.enter("read_bytes", path)
         return bytes(self._inode(path).data)
