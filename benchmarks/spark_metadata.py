@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.spark_usage import Usage, peak_mb
+
 from bookies.admin.cluster.local_cluster import LocalCluster
 from bookies.client.base.segments import LOGS
 from bookies.metadata.embedded.embedded import FILE_NAME
@@ -47,12 +48,14 @@ def made_up(store: SqliteStore, bookies: list[BookieId], count: int) -> str:
             ledger_id, 3, 3, 2, ((0, ensemble),), LedgerState.CLOSED, last, length,
             custom_metadata={"application": b"%d" % (ledger_id % 20)},
         )  # fmt: skip
-        return Put(Key(Table.LEDGERS, ledger_id), pack_ledger(metadata), ctime_ms=now_ms - DAY_MS * (2 + ledger_id % 90))
+        return Put(
+            Key(Table.LEDGERS, ledger_id), pack_ledger(metadata), ctime_ms=now_ms - DAY_MS * (2 + ledger_id % 90)
+        )
 
     def log(number: int) -> Iterator[Put]:
         ids = range(number * LEDGERS_PER_LOG, (number + 1) * LEDGERS_PER_LOG)
         extents = tuple(Extent(seq, each, 0, last, ENTRIES, length) for seq, each in enumerate(ids))
-        manifest = Manifest("%016x" % number, now_ms, 3, 3, 2, DigestType.CRC32C, next_seq=len(ids), extents=extents)
+        manifest = Manifest(f"{number:016x}", now_ms, 3, 3, 2, DigestType.CRC32C, next_seq=len(ids), extents=extents)
         layout = stored(f"log-{number:04}", manifest)
         for name, (content, _) in layout.new.items():
             yield Put(Key(Table.RECORDS, name), content)

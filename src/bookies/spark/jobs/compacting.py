@@ -169,7 +169,7 @@ def records_of(spark: Any, config: JobConfig, items: Sequence[Item], scan: Scan)
     tasks = pack(items, task_size=config.task_size, tasks_max=config.tasks_max)
     rows = [(task, int(item.arguments)) for task, inside in enumerate(tasks) for item in inside]
     frame = common.frame_of(spark, rows, "task INT, extent BIGINT")
-    return frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(scan, RECORDS)
+    return common.spread(frame, len(tasks)).mapInArrow(scan, RECORDS)
 
 
 def going_of(spark: Any, records: Any, expired: int) -> dict[int, tuple[int, list[bytes]]]:

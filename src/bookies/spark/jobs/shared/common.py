@@ -157,6 +157,15 @@ def frame_of(spark: Any, rows: Sequence[Sequence[Any]], ddl: str) -> Any:
     return spark.createDataFrame([tuple(row) for row in rows], ddl)
 
 
+def spread(frame: Any, tasks: int) -> Any:
+    """Return the frame with the rows of each `task` in a partition of their own."""
+    count = max(1, tasks)
+    if hasattr(frame, "repartitionById"):
+        return frame.repartitionById(count, "task")
+    # Spark 4.0 has only the hash, which puts some tasks together and leaves partitions empty.
+    return frame.repartition(count, "task")
+
+
 def save(frame: Any, config: JobConfig, name: str) -> Any:
     """Write a table of the run, replacing an earlier one, and return it as written; without output, as it is."""
     if config.directory is None:
@@ -229,7 +238,7 @@ def execute(
     with Progress(spark, begun, is_quiet=config.is_quiet) as progress:
         progress.begin()
         frame = spark.createDataFrame(_work_table(tasks))
-        results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)
+        results = spread(frame, len(tasks)).mapInArrow(carry, RESULT_SCHEMA)
         if config.directory is None:
             results = results.persist()
             results.count()
