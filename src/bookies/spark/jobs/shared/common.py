@@ -17,6 +17,7 @@ This module imports PySpark only inside functions: the command's `--help` must w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import logging
@@ -142,6 +143,18 @@ def table(spark: Any, config: JobConfig, name: str) -> Any:
     prepare(spark)
     reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", config.uri)
     return reader.option("table", name).load()
+
+
+@contextlib.contextmanager
+def kept(frames: Mapping[str, Any], *, is_stored: bool = False) -> Iterator[Mapping[str, Any]]:
+    """Keep tables for the duration of the block, so that each is read from the cluster once. `is_stored`: they are."""
+    if not is_stored:
+        frames = {name: frame.persist() for name, frame in frames.items()}
+    try:
+        yield frames
+    finally:
+        for frame in frames.values():
+            frame.unpersist()
 
 
 def reader_of(spark: Any) -> Any:
