@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, needs_spark
 
 import bookies as bk
 import bookies.spark
@@ -203,6 +203,7 @@ def test_entries_of_a_mebibyte(store: Any, load: Any) -> None:
     assert rows(load(ledger=ledger.ledger_id, minPartitions=2)) == expected(ledger.ledger_id, values)
 
 
+@needs_spark(4, 1)
 def test_each_task_says_what_it_did(spark: Any, store: Any, load: Any) -> None:
     """Source: spark 7.3."""
     ledger_id = written(store, 5000)
