@@ -95,14 +95,21 @@ def measure(case: str, uri: str, log: str) -> dict[str, Any]:
         prepare(spark)
         spark.range(10).mapInArrow(lambda batches: batches, "id long").count()  # starts Python's workers
         usage = Usage(spark, list)
-        started = time.monotonic()
+        usage.begin()
+        started, own = time.monotonic(), time.process_time()
         found = (planned if case == "plan" else job(case))(spark, uri, log)
-        seconds = time.monotonic() - started
+        seconds, own = time.monotonic() - started, time.process_time() - own
+        spent = usage.end(1)
+        cpu = own + ((spent["jvm_us"] or 0.0) + (spent["python_us"] or 0.0)) / 1e6
         jvm = spark.sparkContext._gateway.proc.pid
         return {
-            "seconds": round(seconds, 1), "driver_mb": round(peak_mb("self")), "jvm_mb": round(peak_mb(jvm)),
-            "worker_mb": round(usage.worker_peak_mb()), "found": found,
-        }  # fmt: skip
+            "seconds": round(seconds, 1),
+            "cpu_s": round(cpu, 1),
+            "driver_mb": round(peak_mb("self")),
+            "jvm_mb": round(peak_mb(jvm)),
+            "worker_mb": round(usage.worker_peak_mb()),
+            "found": found,
+        }
 
 
 def main() -> None:
@@ -114,8 +121,8 @@ def main() -> None:
     if words.measure:
         print(json.dumps(measure(*words.measure)))
         return
-    print("| case | ledgers | seconds | driver, MB | JVM, MB | worker, MB | found |", flush=True)
-    print("|---|---:|---:|---:|---:|---:|---|", flush=True)
+    print("| case | ledgers | seconds | processor seconds | driver, MB | JVM, MB | worker, MB | found |", flush=True)
+    print("|---|---:|---:|---:|---:|---:|---:|---|", flush=True)
     for count in map(int, words.ledgers.split(",")):
         with tempfile.TemporaryDirectory() as folder, LocalCluster(pathlib.Path(folder) / "bk-data", 3) as cluster:
             directory = pathlib.Path(cluster.metadata_uri.removeprefix("file:"))

@@ -154,14 +154,12 @@ def test_the_payload_can_be_left_out(store: Any, load: Any) -> None:
 
 def test_the_schema_is_what_spark_derives(load: Any, store: Any) -> None:
     """A record batch that differs in anything is refused by Spark, or worse."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     from bookies.spark.base import arrow
 
     frame = load(ledger=written(store, 1), includeMetadata=True, includeHeaders=True, failOnDataLoss=False)
     assert frame.columns == list(arrow.COLUMNS)
     assert all(field.nullable for field in frame.schema)
-    derived = to_arrow_schema(frame.schema, timezone="UTC")
+    derived = arrow.schema_of_spark(frame.schema)
     assert derived.remove_metadata() == arrow.arrow_schema(frame.columns)
 
 

@@ -34,15 +34,15 @@ def test_batches_jobs_and_what_is_lacking(
     complete = scrub.complete(spark, JobConfig(cluster.metadata_uri, is_quiet=True))
     assert complete.report.is_good
     assert "no findings" in complete.report.lead
-    options = {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "subscribe": "orders", "log": "orders"}
-    stream = spark.readStream.format("bookkeeper").options(**options)
+    address = {"bookkeeper.metadataServiceUri": cluster.metadata_uri}
+    stream = spark.readStream.format("bookkeeper").options(**address, subscribe="orders")
     if installed() < (4, 2):
         with pytest.raises(Exception, match=r"4\.2 is needed to read a log as a stream"):
             started(stream.load().writeStream.format("noop"), tmp_path / "read")
     if installed() < (4, 1):
         sink = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING)").writeStream
         with pytest.raises(Exception, match=r"4\.1 is needed to write a stream.*foreachBatch"):
-            started(sink.format("bookkeeper").options(**options), tmp_path / "written")
+            started(sink.format("bookkeeper").options(**address, log="orders"), tmp_path / "written")
 
 
 def started(writer: Any, checkpoint: pathlib.Path) -> None:
