@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, installed
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, installed, persistently
 
 import bookies.spark
 from bookies.admin.cluster import LocalCluster
@@ -38,11 +38,12 @@ def test_batches_jobs_and_what_is_lacking(
     stream = spark.readStream.format("bookkeeper").options(**address, subscribe="orders")
     if installed() < (4, 2):
         with pytest.raises(Exception, match=r"4\.2 is needed to read a log as a stream"):
-            started(stream.load().writeStream.format("noop"), tmp_path / "read")
+            persistently(lambda: started(stream.load().writeStream.format("noop"), tmp_path / "read"))
     if installed() < (4, 1):
         sink = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING)").writeStream
         with pytest.raises(Exception, match=r"4\.1 is needed to write a stream.*foreachBatch"):
-            started(sink.format("bookkeeper").options(**address, log="orders"), tmp_path / "written")
+            writer = sink.format("bookkeeper").options(**address, log="orders")
+            persistently(lambda: started(writer, tmp_path / "written"))
 
 
 def started(writer: Any, checkpoint: pathlib.Path) -> None:
