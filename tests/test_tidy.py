@@ -144,6 +144,7 @@ IO_ALLOWED_FILES = {
 
 # Unit tests whose subject is more than one module of their folder.
 ABOUT_SEVERAL_MODULES = {
+    "test_examples.py",  # of examples/
     "admin/test_offloaded_ledgers.py",
     "benchmarks/test_endings.py",
     "bookie/test_beside.py",

@@ -26,7 +26,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(BookKeeperDataSource)
     except AnalysisException as error:
-        # Spark 4.0 found the source by itself, and then refuses to register it.
+        # Spark 4.0 discovers the source through `pyspark_bookkeeper`, and then refuses to register it.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 

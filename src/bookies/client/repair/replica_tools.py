@@ -209,11 +209,11 @@ class ReplicaTools:
         """
         for start in range(0, len(ledger_ids), READ_AT_ONCE):
             group = []
-            for found in await self._driver.read_ledgers(ledger_ids[start : start + READ_AT_ONCE]):
-                if isinstance(found, MetadataCorrupt):
-                    raise found
-                if found is not None:
-                    group.append(found)
+            for stored in await self._driver.read_ledgers(ledger_ids[start : start + READ_AT_ONCE]):
+                if isinstance(stored, MetadataCorrupt):
+                    raise stored
+                if stored is not None:
+                    group.append(stored)
             yield group
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:

@@ -125,8 +125,8 @@ def schema_of_spark(schema: Any) -> pa.Schema:
 
     has_zone = "timezone" in signature(to_arrow_schema).parameters  # Before Spark 4.2 it is always UTC.
     options: Any = {"timezone": "UTC"} if has_zone else {}
-    found: pa.Schema = to_arrow_schema(schema, **options)
-    return found
+    arrow_schema: pa.Schema = to_arrow_schema(schema, **options)
+    return arrow_schema
 
 
 def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
