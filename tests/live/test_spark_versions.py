@@ -41,8 +41,8 @@ def test_batches_jobs_and_what_is_lacking(
             persistently(lambda: started(stream.load().writeStream.format("noop"), tmp_path / "read"))
     if installed() < (4, 1):
         sink = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING)").writeStream
+        writer = sink.format("bookkeeper").options(**address, log="orders")
         with pytest.raises(Exception, match=r"4\.1 is needed to write a stream.*foreachBatch"):
-            writer = sink.format("bookkeeper").options(**address, log="orders")
             persistently(lambda: started(writer, tmp_path / "written"))
 
 
