@@ -146,6 +146,7 @@ IO_ALLOWED_FILES = {
 # Unit tests whose subject is more than one module of their folder.
 ABOUT_SEVERAL_MODULES = {
     "bookie/transport/test_kerberos.py",
+    "test_examples.py",  # of examples/
     "admin/test_offloaded_ledgers.py",
     "benchmarks/test_endings.py",
     "bookie/test_beside.py",

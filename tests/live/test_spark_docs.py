@@ -16,6 +16,7 @@ pytestmark = SPARK_MARKS
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGES = [
     DOCS / "reference" / "spark.md",
+    DOCS / "reference" / "coming-from-kafka.md",
     DOCS / "howto" / "spark-query-with-sql.md",
     DOCS / "howto" / "spark-resume-a-stream.md",
     DOCS / "howto" / "payload-formats.md",

@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Register `format("bookkeeper")` in a session."""
+    from pyspark.errors import AnalysisException
+
     from bookies.spark.source import BookKeeperDataSource
 
     context = getattr(spark, "sparkContext", None)  # Sessions of Spark Connect have none.
     if context is not None and (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         # Spark would start `python3` from the path, which may lack this package.
         context.pythonExec = sys.executable
-    spark.dataSource.register(BookKeeperDataSource)
+    try:
+        spark.dataSource.register(BookKeeperDataSource)
+    except AnalysisException as error:
+        # Spark 4.0 discovers the source through `pyspark_bookkeeper`, and then refuses to register it.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def register_metrics(
