@@ -15,6 +15,7 @@ from bookies.spark.frames import (
     register,
     register_logs,
     register_metrics,
+    snapshot_logs,
     summarize_log,
     write_log,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "register",
     "register_logs",
     "register_metrics",
+    "snapshot_logs",
     "summarize_log",
     "write_log",
 ]

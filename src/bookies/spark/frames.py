@@ -156,6 +156,21 @@ def summarize_log(spark: SparkSession, uri: str, log: str, **options: object) ->
     return _loaded(spark, uri, {"subscribe": log, "table": "summary", **options})
 
 
+def snapshot_logs(uri: str, *logs: str, **options: object) -> str:
+    """Return a text for option `snapshot`, with which a later query reads exactly the rows that the logs have now.
+
+    `options`: of the source, for the connection. Raises `LogNotFound`.
+    """
+    from bookies.spark.base import runtime
+    from bookies.spark.base.options import URI
+    from bookies.spark.base.settings import checked, settings
+    from bookies.spark.read import planning
+
+    given = {URI: uri, "subscribe": ",".join(logs), **{name: str(value) for name, value in options.items()}}
+    chosen = settings(checked(given), is_stream=False)
+    return runtime.worker().run(planning.persistently(chosen, lambda: planning.snapshot(chosen)))
+
+
 def _loaded(spark: SparkSession, uri: str, options: Mapping[str, object]) -> DataFrame:
     register(spark)
     reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", uri)
