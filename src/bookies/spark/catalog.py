@@ -38,7 +38,7 @@ READ_FORMATS_ONLY = ("utf8",)  # values of `valueFormat` that the sink does not 
 
 
 class TableChange(Struct, frozen=True):
-    """What a registration did, or would do, with one table. `log`: empty if the table was dropped.
+    """One table of a registration, and what was or would be done. `log`: empty if the table was dropped.
 
     `reason`: why a log was skipped; empty otherwise.
     """
@@ -199,14 +199,14 @@ def divided(options: Mapping[str, str]) -> tuple[re.Pattern[str], dict[str, str]
 async def _formats(uri: str, pattern: re.Pattern[str]) -> dict[str, str]:
     """Return the record format of each log whose name matches."""
     async with runtime.worker().new_client(uri) as client:
-        found = {}
+        formats = {}
         for log in await client.logs():
             if pattern.fullmatch(log):
                 try:
-                    found[log] = (await client.log(log).manifest()).record_format
+                    formats[log] = (await client.log(log).manifest()).record_format
                 except LogNotFound:  # It was deleted a moment ago.
                     continue
-        return found
+        return formats
 
 
 def _source_of(
@@ -214,7 +214,7 @@ def _source_of(
 ) -> type[LogTable]:
     reads, writes = options
     fixed = {}
-    if record_format == RAW and not any(name in reads for name in names_of(ColumnOptions) if name != "failOnDataLoss"):
+    if record_format == RAW and not any(name in reads for name in names_of(ColumnOptions)):
         fixed["columns"] = "log,ledger_id,entry_id,offset,value"  # Its entries have no other columns.
     digest = _digest(log)[:16]
     attributes = {
@@ -233,12 +233,12 @@ def _existing(spark: SparkSession, database: str) -> dict[str, str]:
     """Return the format of each table of a database; empty for views. None are there if the database is not."""
     if not spark.catalog.databaseExists(database):
         return {}
-    found = {}
+    providers = {}
     for row in spark.sql(f"SHOW TABLE EXTENDED IN `{database}` LIKE '*'").collect():
         if not row.isTemporary:
             match = PROVIDER.search(row.information)
-            found[row.tableName] = "" if match is None else match[1].strip()
-    return found
+            providers[row.tableName] = "" if match is None else match[1].strip()
+    return providers
 
 
 def _registered(
