@@ -108,7 +108,7 @@ def test_views_and_tables(spark: Any, store: Any, cluster: LocalCluster) -> None
     spark.sql(f"CREATE TEMPORARY VIEW twenty USING bookkeeper {options}")
     assert spark.sql("SELECT max(entry_id) FROM twenty").first()[0] == 19
     spark.catalog.dropTempView("twenty")
-    way_out = "use CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
+    way_out = "use bookies.spark.register_logs, or CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
     assert way_out in said(lambda: spark.sql(f"CREATE TABLE derived USING bookkeeper {options}"))
     spark.sql(f"CREATE TABLE declared (value BINARY) USING bookkeeper {options}")  # The source is not asked.
     assert way_out in said(lambda: spark.table("declared").count())

@@ -20,6 +20,7 @@ PAGES = [
     DOCS / "howto" / "spark-query-with-sql.md",
     DOCS / "howto" / "spark-resume-a-stream.md",
     DOCS / "howto" / "payload-formats.md",
+    DOCS / "reference" / "spark-tables.md",
 ]
 
 
