@@ -48,7 +48,7 @@ class StoreReads(StoreAccess):
         slots = parts.index.cached_slots(ledger, entry_id, 2)  # the second bounds the length of the first
         if not slots or slots.startswith(MISSING_SLOT):
             return None
-        record = parts.readers.resident.read_records(ledger_id, entry_id, slots, 0)
+        record = parts.readers.open_logs.read_resident(ledger_id, entry_id, slots, 0)
         if record is None:
             return None
         self.resident_hits += 1
@@ -75,7 +75,7 @@ class StoreReads(StoreAccess):
             leading.add(part)
         if not leading.slots:
             return None
-        records = parts.readers.resident.read_records(ledger_id, first_entry_id, leading.slots, size_max)
+        records = parts.readers.open_logs.read_resident(ledger_id, first_entry_id, leading.slots, size_max)
         self.resident_hits += records is not None
         return records
 

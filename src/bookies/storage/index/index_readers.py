@@ -17,9 +17,9 @@ from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord
 from bookies.runtime.ports import File, Runtime
 from bookies.storage.disks.durable_files import run_last
-from bookies.storage.entry_log.cached_reads import ResidentLogs
 from bookies.storage.entry_log.entry_log import EntryLogReader
 from bookies.storage.entry_log.log_directories import LogDirectories
+from bookies.storage.entry_log.open_logs import OpenLogs
 from bookies.storage.index.index_files import IndexFiles, LoadedIndex, NewFiles
 from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 
@@ -65,15 +65,18 @@ class Readers:
         self._readers = [
             _Reader(runtime, logs, number, new_files(files_max, "r")) for number in range(config.read_workers)
         ]
-        self.resident = ResidentLogs(self._open_log)
+        self.open_logs = OpenLogs(self._open_log, self._readers[0].worker.begin_read)
 
     def _reader_of(self, ledger_id: int) -> _Reader:
         return self._readers[ledger_id % len(self._readers)]
 
-    def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> asyncio.Future[bytes]:
-        """Run `EntryLogReader.read_records` on the ledger's worker."""
-        reader = self._reader_of(ledger_id)
-        return reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+    async def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
+        """Do `EntryLogReader.read_records`, on the ledger's worker unless the system reads without it."""
+        records = await self.open_logs.read(ledger_id, first_entry_id, slots, size_max)
+        if records is None:
+            reader = self._reader_of(ledger_id)
+            records = await reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+        return records
 
     def _open_log(self, log_id: int) -> asyncio.Future[File]:
         reader = self._reader_of(log_id)
@@ -109,12 +112,12 @@ class Readers:
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, in every reader."""
-        self.resident.forget(log_id)
+        self.open_logs.forget(log_id)
         for reader in self._readers:
             await reader.worker.run(reader.logs.forget, log_id)
 
     def close(self) -> None:
         """Finish queued work, close the files and end the workers. Blocks."""
-        self.resident.close()
+        self.open_logs.close()
         for reader in self._readers:
             run_last(reader.worker, reader.close)
