@@ -140,7 +140,7 @@ def test_cache_and_disk_are_read_together(machine: Any, body: Body) -> None:
 
 async def log_opened(store: LedgerStore) -> None:
     """Wait until the workers have opened what the loop wants to look into."""
-    await asyncio.wait(store._open().readers.resident._opening.values())
+    await asyncio.wait(store._open().readers.open_logs._opening.values())
     await asyncio.sleep(0)
 
 

@@ -130,6 +130,12 @@ Written = Callable[[bool | Exception], None]
 """True: it is durable. False: it has to be written another way; nothing is promised of the range. Or what failed."""
 
 
+ReadEnded = Callable[[bytes | None], None]
+"""Receives the bytes of a read, or None: it has to be done another way."""
+
+SubmitRead = Callable[[int, int, int, ReadEnded], bool]
+"""Begins to read from a file: descriptor, size in bytes, offset. See `ring.RingReads`."""
+
 Ended = Callable[[BaseException | None], None]
 """Receives the outcome of a write: None if it is durable, or what failed."""
 
@@ -148,6 +154,12 @@ class File(Protocol):
 
     def pread_resident(self, size: int, offset: int) -> bytes | None:
         """Read like `pread`, without waiting for the device; None if that is impossible. For the loop's thread."""
+
+    def begin_read(self, submit: SubmitRead, size: int, offset: int, ended: ReadEnded) -> bool:
+        """Begin `pread` through `submit`; for the loop's thread. The file may be closed meanwhile.
+
+        False: it is impossible, and no read was begun.
+        """
 
     def pwrite(self, data: Buffer, offset: int) -> None: ...
 
@@ -266,6 +278,12 @@ class Worker(Protocol):
         `done` is called on the loop with the outcome, never before this returns; `close` may call it. No other call
         may use the file until then. It is a callback because a future would cost one more iteration of the event loop
         for every group of the journal. An exception of this call is final: `done` is not called.
+        """
+
+    def begin_read(self, file: File, size: int, offset: int, ended: ReadEnded) -> bool:
+        """Begin `file.pread` without a thread; False: the system does not allow it, and no read was begun.
+
+        `ended` is called on the loop, never before this returns; `close` may call it. The file may be closed meanwhile.
         """
 
     def close(self) -> None:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bookies.runtime.ports import Buffer, Ended, File
+from bookies.runtime.ports import Buffer, Ended, File, ReadEnded
 
 if TYPE_CHECKING:
     from bookies.runtime.direct import DirectWrites
+    from bookies.runtime.ring import RingReads
 
 T = TypeVar("T")
 _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
@@ -71,6 +72,8 @@ class ThreadWorker:
         self._thread: threading.Thread | None = None
         self._direct: DirectWrites | None = None
         self._has_looked = False  # for `_direct`
+        self._ring: RingReads | None = None
+        self._has_looked_for_ring = False
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._outcomes.loop.create_future()
@@ -104,6 +107,13 @@ class ThreadWorker:
         if self._direct is None or not file.begin_durable(self._direct.submit, buffers, offset, written):
             by_thread()
 
+    def begin_read(self, file: File, size: int, offset: int, ended: ReadEnded) -> bool:
+        """Use `ring.RingReads`, where the system has it. See `ports.Worker`."""
+        if not self._has_looked_for_ring and not self._is_closed:
+            self._has_looked_for_ring = True
+            self._ring = _ring_reads(self._outcomes.loop)
+        return self._ring is not None and file.begin_read(self._ring.submit, size, offset, ended)
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -113,6 +123,9 @@ class ThreadWorker:
         if self._direct is not None:
             self._direct.close()
             self._direct = None
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
 
     def _run(self) -> None:
         take, post = self._calls.get, self._outcomes.post
@@ -134,6 +147,16 @@ def _direct_writes(loop: asyncio.AbstractEventLoop) -> DirectWrites | None:
         from bookies.runtime.direct import DirectWrites
 
         return DirectWrites.begin(loop)
+    except (ImportError, AttributeError, OSError, RuntimeError, NotImplementedError):
+        return None
+
+
+def _ring_reads(loop: asyncio.AbstractEventLoop) -> RingReads | None:
+    """Return the loop's reads without threads; None: as for `_direct_writes`."""
+    try:
+        from bookies.runtime.ring import RingReads
+
+        return RingReads.begin(loop)
     except (ImportError, AttributeError, OSError, RuntimeError, NotImplementedError):
         return None
 

@@ -47,7 +47,7 @@ class StoreReads(StoreAccess):
         slots = parts.index.cached_slots(ledger, entry_id, 2)  # the second bounds the length of the first
         if not slots or slots.startswith(MISSING_SLOT):
             return None
-        record = parts.readers.resident.read_records(ledger_id, entry_id, slots, 0)
+        record = parts.readers.open_logs.read_resident(ledger_id, entry_id, slots, 0)
         if record is None:
             return None
         self.resident_hits += 1
@@ -73,7 +73,7 @@ class StoreReads(StoreAccess):
             leading.add(part)
         if not leading.slots:
             return None
-        stored = parts.readers.resident.read_records(ledger_id, first_entry_id, leading.slots, size_max)
+        stored = parts.readers.open_logs.read_resident(ledger_id, first_entry_id, leading.slots, size_max)
         self.resident_hits += stored is not None
         return stored
 

@@ -17,10 +17,10 @@ from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord
 from bookies.runtime.ports import File, Runtime
 from bookies.storage.disks.durable_files import run_last
-from bookies.storage.entry_log.cached_reads import ResidentLogs
 from bookies.storage.entry_log.entry_log import EntryLogReader
 from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_opener import LogOpener
+from bookies.storage.entry_log.open_logs import OpenLogs
 from bookies.storage.index.index_files import IndexFiles, LoadedIndex, NewFiles
 from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.sealing.sealer import Sealer
@@ -79,15 +79,18 @@ class Readers:
             _Reader(runtime, logs, number, new_files(files_max, "r"), self._opener)
             for number in range(config.read_workers)
         ]
-        self.resident = ResidentLogs(self._open_log, self._opener)
+        self.open_logs = OpenLogs(self._open_log, self._readers[0].worker.begin_read, self._opener)
 
     def _reader_of(self, ledger_id: int) -> _Reader:
         return self._readers[ledger_id % len(self._readers)]
 
-    def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> asyncio.Future[bytes]:
-        """Run `EntryLogReader.read_records` on the ledger's worker."""
-        reader = self._reader_of(ledger_id)
-        return reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+    async def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
+        """Do `EntryLogReader.read_records`, on the ledger's worker unless the system reads without it."""
+        records = await self.open_logs.read(ledger_id, first_entry_id, slots, size_max)
+        if records is None:
+            reader = self._reader_of(ledger_id)
+            records = await reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+        return records
 
     def _open_log(self, log_id: int) -> asyncio.Future[File]:
         reader = self._reader_of(log_id)
@@ -123,7 +126,7 @@ class Readers:
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, in every reader."""
-        self.resident.forget(log_id)
+        self.open_logs.forget(log_id)
         for reader in self._readers:
             await reader.worker.run(reader.logs.forget, log_id)
         if self._opener is not None:
@@ -131,6 +134,6 @@ class Readers:
 
     def close(self) -> None:
         """Finish queued work, close the files and end the workers. Blocks."""
-        self.resident.close()
+        self.open_logs.close()
         for reader in self._readers:
             run_last(reader.worker, reader.close)
