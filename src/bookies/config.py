@@ -290,9 +290,7 @@ class BookieConfig(HttpConfig):
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
-    encryption_keys_file: str = setting(
-        "", "file of keys that encrypt stored entries, see `bk bookie new-key`; empty: entries are stored as they are"
-    )
+    encryption_keys_file: str = setting("", "keys that encrypt entries, from `bk bookie new-key`; empty: no encryption")
     authentication: str = setting(
         "none", "none, sasl (users of users_file) or certificate (users of users_file, or roles in its OU)"
     )
@@ -656,9 +654,7 @@ def _validate_authentication(config: BookieConfig) -> None:
         except re.error as error:
             raise ConfigError(f"sasl_allowed_ids = {pattern!r}: not a regular expression: {error}") from error
     elif config.kerberos_keytab:
-        raise ConfigError(
-            f"kerberos_keytab needs authentication = sasl: with {config.authentication} no ticket is used"
-        )
+        raise ConfigError(f"kerberos_keytab needs authentication = sasl, and it is {config.authentication}")
     has_users = config.authorized_roles or config.users_file
     if config.authentication == "certificate" and not (has_users and config.tls_client_certificates):
         raise ConfigError(

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bookies.runtime.ports import Buffer, Ended, File, ReadEnded
 
 if TYPE_CHECKING:
-    from bookies.runtime.direct import DirectWrites
-    from bookies.runtime.ring import RingReads
+    from bookies.runtime.linux.direct import DirectWrites
+    from bookies.runtime.linux.ring import RingReads
 
 T = TypeVar("T")
 _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
@@ -144,7 +144,7 @@ class ThreadWorker:
 def _direct_writes(loop: asyncio.AbstractEventLoop) -> DirectWrites | None:
     """Return the loop's direct writes; None: the system or the interpreter has none, or none is left."""
     try:
-        from bookies.runtime.direct import DirectWrites
+        from bookies.runtime.linux.direct import DirectWrites
 
         return DirectWrites.begin(loop)
     except (ImportError, AttributeError, OSError, RuntimeError, NotImplementedError):
@@ -154,7 +154,7 @@ def _direct_writes(loop: asyncio.AbstractEventLoop) -> DirectWrites | None:
 def _ring_reads(loop: asyncio.AbstractEventLoop) -> RingReads | None:
     """Return the loop's reads without threads; None: as for `_direct_writes`."""
     try:
-        from bookies.runtime.ring import RingReads
+        from bookies.runtime.linux.ring import RingReads
 
         return RingReads.begin(loop)
     except (ImportError, AttributeError, OSError, RuntimeError, NotImplementedError):

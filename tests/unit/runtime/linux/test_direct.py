@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from bookies.runtime import direct
-from bookies.runtime.direct import DEPTH, DirectWrites
 from bookies.runtime.files import OsDisk
+from bookies.runtime.linux import direct
+from bookies.runtime.linux.direct import DEPTH, DirectWrites
 from bookies.runtime.ports import Buffer, File, Submit, Written
 from bookies.runtime.threads import ThreadWorker, ThreadWorkers
 from bookies.storage.disks import DirectoryHealth
@@ -225,7 +225,7 @@ def test_where_there_is_no_such_thing_a_thread_writes(reason: str, path: str, mo
 
         monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", cannot_watch)
     elif reason == "library":
-        monkeypatch.setitem(sys.modules, "bookies.runtime.direct", None)
+        monkeypatch.setitem(sys.modules, "bookies.runtime.linux.direct", None)
     else:
 
         def none_left(*arguments: int) -> int:

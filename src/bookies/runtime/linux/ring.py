@@ -20,9 +20,12 @@ import mmap
 import os
 import platform
 import struct
+from collections.abc import Callable
 
-from bookies.runtime.direct import system_call
-from bookies.runtime.ports import ReadEnded
+from bookies.runtime.linux.direct import system_call
+
+ReadEnded = Callable[[bytes | None], None]
+"""See `ports.ReadEnded`."""
 
 DEPTH = 64  # reads in progress at once, a power of two
 SIZE_MAX = 16 * 1024  # bytes of a read; a larger one is worth a thread
@@ -41,26 +44,58 @@ _UNKNOWN = (-errno.EINVAL, -errno.EOPNOTSUPP)  # the answer of a kernel that doe
 _ONE_MAPPING = 1  # feature: both rings are in one mapping
 
 
+class _Rings:
+    """The memory that is shared with the kernel: requests, and what became of them."""
+
+    def __init__(self, descriptor: int, parameters: bytes) -> None:
+        count, completions, _, *offsets = _PARAMETERS.unpack_from(parameters)
+        array_at = offsets[6]
+        self._tail = offsets[1] // 4
+        self._done_head, self._done_tail, self._done_at = offsets[10] // 4, offsets[11] // 4, offsets[15]
+        self._mask, self._done_mask = count - 1, completions - 1
+        size = max(array_at + count * 4, self._done_at + completions * _COMPLETION.size)
+        self._memory = mmap.mmap(descriptor, size)
+        self._requests = mmap.mmap(descriptor, count * _SUBMISSION.size, offset=_SUBMISSIONS_AT)
+        self._numbers = memoryview(self._memory)[: size // 4 * 4].cast("I")
+        for number in range(count):
+            self._numbers[array_at // 4 + number] = number
+
+    def put(self, number: int, file: int, address: int, size: int, offset: int) -> None:
+        """Add a request to read."""
+        tail = self._numbers[self._tail]
+        at = (tail & self._mask) * _SUBMISSION.size
+        _SUBMISSION.pack_into(self._requests, at, _READ, 0, 0, file, offset, address, size, 0, number)
+        self._numbers[self._tail] = (tail + 1) & 0xFFFFFFFF
+
+    def take_back(self) -> None:
+        """Remove the last request, which the kernel has not seen."""
+        self._numbers[self._tail] = (self._numbers[self._tail] - 1) & 0xFFFFFFFF
+
+    def take(self) -> tuple[int, int] | None:
+        """Return the number and the result of a request that has ended; None if there is no other."""
+        head = self._numbers[self._done_head]
+        if head == self._numbers[self._done_tail]:
+            return None
+        at = self._done_at + (head & self._done_mask) * _COMPLETION.size
+        number, result = _COMPLETION.unpack_from(self._memory, at)
+        self._numbers[self._done_head] = (head + 1) & 0xFFFFFFFF
+        return number, result
+
+    def close(self) -> None:
+        self._numbers.release()
+        self._memory.close()
+        self._requests.close()
+
+
 class RingReads:
     """The reads of one loop. Made by `begin`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, parameters: bytes) -> None:
-        count, completions, _, *offsets = _PARAMETERS.unpack_from(parameters)
-        _, self._tail_at, _, _, _, _, array_at, *_ = offsets[:10]
-        self._done_head_at, self._done_tail_at, _, _, _, self._done_at, *_ = offsets[10:]
         self._loop = loop
         self._descriptor = descriptor
-        self._submission_mask, self._completion_mask = count - 1, completions - 1
-        rings = max(array_at + count * 4, self._done_at + completions * _COMPLETION.size)
-        self._rings = mmap.mmap(descriptor, rings)
-        self._submissions = mmap.mmap(descriptor, count * _SUBMISSION.size, offset=_SUBMISSIONS_AT)
-        self._numbers = memoryview(self._rings)[: rings // 4 * 4].cast("I")
-        self._numbers[array_at // 4 : array_at // 4 + count] = memoryview(
-            struct.pack(f"<{count}I", *range(count))
-        ).cast("I")
+        self._rings = _Rings(descriptor, parameters)
         self._room = ctypes.create_string_buffer(SIZE_MAX * DEPTH)
         self._address = ctypes.addressof(self._room)
-        self._bytes = memoryview(self._room).cast("B")
         self._free = list(range(DEPTH))
         self._ended: dict[int, ReadEnded] = {}
         self._is_useful = True
@@ -99,14 +134,9 @@ class RingReads:
         if not self._free or size > SIZE_MAX or not self._is_useful:
             return False
         number = self._free[-1]
-        tail = self._numbers[self._tail_at // 4]
-        at = (tail & self._submission_mask) * _SUBMISSION.size
-        address = self._address + number * SIZE_MAX
-        _SUBMISSION.pack_into(self._submissions, at, _READ, 0, 0, file, offset, address, size, 0, number)
-        self._numbers[self._tail_at // 4] = (tail + 1) & 0xFFFFFFFF
+        self._rings.put(number, file, self._address + number * SIZE_MAX, size, offset)
         if system_call(_ENTER, self._descriptor, 1) != 1:
-            # The kernel has not taken it, and takes none that is behind `tail`.
-            self._numbers[self._tail_at // 4] = tail
+            self._rings.take_back()
             return False
         self._free.pop()
         self._ended[number] = ended
@@ -121,9 +151,7 @@ class RingReads:
             self._take()
         if not self._loop.is_closed():
             self._loop.remove_reader(self._eventfd)
-        self._numbers.release()
         self._rings.close()
-        self._submissions.close()
         os.close(self._descriptor)
         os.close(self._eventfd)
         self._eventfd = -1
@@ -134,14 +162,9 @@ class RingReads:
 
     def _take(self) -> None:
         """Report the ends of reads."""
-        head = self._numbers[self._done_head_at // 4]
-        while self._eventfd >= 0 and head != self._numbers[self._done_tail_at // 4]:
-            at = self._done_at + (head & self._completion_mask) * _COMPLETION.size
-            number, result = _COMPLETION.unpack_from(self._rings, at)
-            head = (head + 1) & 0xFFFFFFFF
-            self._numbers[self._done_head_at // 4] = head
+        while self._eventfd >= 0 and (end := self._rings.take()) is not None:
+            number, result = end
             self._is_useful = self._is_useful and result not in _UNKNOWN
-            start = number * SIZE_MAX
-            data = bytes(self._bytes[start : start + result]) if result >= 0 else None
+            data = ctypes.string_at(self._address + number * SIZE_MAX, result) if result >= 0 else None
             self._free.append(number)
             self._ended.pop(number)(data)

@@ -13,10 +13,10 @@ from typing import ParamSpec
 
 import pytest
 
-from bookies.runtime import ring
 from bookies.runtime.files import OsDisk
+from bookies.runtime.linux import ring
+from bookies.runtime.linux.ring import DEPTH, SIZE_MAX, RingReads
 from bookies.runtime.ports import File
-from bookies.runtime.ring import DEPTH, SIZE_MAX, RingReads
 from bookies.runtime.threads import ThreadWorkers
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.disks.observed_disk import WatchedDisk
