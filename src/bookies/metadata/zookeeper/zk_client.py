@@ -331,6 +331,7 @@ class ZooKeeperClient:
         self._runtime.random.shuffle(servers)
         pause = 0.0  # before the next round of all servers
         failed_count = 0
+        was_connected = False
         for host, port in itertools.cycle(servers):
             if failed_count and failed_count % len(servers) == 0:
                 pause = min(max(2 * pause, RECONNECT_S_MIN), RECONNECT_S_MAX, self._timeout_s / 5)
@@ -338,19 +339,15 @@ class ZooKeeperClient:
             try:
                 async with asyncio.timeout(max(self._timeout_s / len(servers), RECONNECT_S_MIN)):
                     connection = await self._connect(host, port)
-            except _CredentialsRefused as error:
-                reason = f": {error}" if error.args else ""
-                self._ended(
-                    MetadataError(
-                        f"ZooKeeper at {self.hosts} refuses our credentials ({self._credentials!r}){reason}: correct "
-                        "the file that options= in the metadata URI names"
-                    )
-                )
-                return
-            except (OSError, TlsFailed, Broken, _ConnectionLost) as error:
+            except (OSError, TlsFailed, Broken, _ConnectionLost, _CredentialsRefused) as error:
+                # Credentials that were good once may be good again: a ticket expires, a key is replaced.
+                if isinstance(error, _CredentialsRefused) and not was_connected:
+                    self._ended(MetadataError(f"ZooKeeper at {self.hosts} {error}"))
+                    return
                 failed_count += 1
                 self._events.info("zookeeper.not_connected", server=f"{host}:{port}", error=str(error) or "time-out")
                 continue
+            was_connected = True
             began = self._runtime.clock.monotonic()
             self._connection = connection
             self._changed.set()
@@ -404,7 +401,7 @@ class ZooKeeperClient:
                 await self._authenticate_by_sasl(connection, host)
         except _Faulty as error:
             if error.fault in (Fault.AUTHENTICATION_FAILED, Fault.NO_RIGHTS):
-                raise _CredentialsRefused from error
+                raise self._refused("") from error
             raise Broken(f"error {error} to our credentials") from error
         # Two thirds of the timeout are for noticing that the server is away: a part of an interval until the next ping,
         # and one interval for each. One third is for another server.
@@ -422,8 +419,11 @@ class ZooKeeperClient:
         except BookieUnreachable as error:  # the KDC
             raise Broken(error.message) from error
         except (Unauthorized, ConfigError) as error:
-            # Later, a keytab may be newer than the KDC's key for a while, or the other way round.
-            raise (_CredentialsRefused if self._connection is None else Broken)(error.message) from error
+            raise self._refused(f": {error.message}") from error
+
+    def _refused(self, reason: str) -> _CredentialsRefused:
+        way_out = "correct the file that options= in the metadata URI names"
+        return _CredentialsRefused(f"refuses our credentials ({self._credentials!r}){reason}: {way_out}")
 
     async def _sasl_client(self, host: str) -> DigestMd5Client | GssapiClient:
         sasl = self._credentials.sasl

@@ -343,6 +343,26 @@ def test_credentials_that_the_server_refuses() -> None:
     play(body)
 
 
+def test_credentials_that_were_good_are_tried_again() -> None:
+    """A ticket expires while the bookie runs; its session must survive that."""
+
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client(credentials=Credentials(digest="user:secret"))
+        await client.open()
+        session = client.session_id
+        ensemble.wire.refusal = Fault.AUTHENTICATION_FAILED
+        ensemble.wire.connections[0].transport.abort()
+        await asyncio.sleep(1)  # virtual: several attempts
+        with pytest.raises(MetadataError, match="no ZooKeeper server at z1:2181 has answered"):
+            await client.get("/ledgers")
+        ensemble.wire.refusal = 0
+        assert (await client.get("/ledgers"))[0] == b""
+        assert client.session_id == session
+        await client.close()
+
+    play(body)
+
+
 @pytest.mark.parametrize("packet", [b"\0\0\0\2no", zk_wire.packet(zk_wire._REPLY_HEADER.pack(77, 1, 0)), b"\xff" * 4])
 def test_answers_that_are_not_the_protocol_end_the_connection(packet: bytes) -> None:
     async def body(ensemble: Ensemble) -> None:
