@@ -277,6 +277,7 @@ class ZooKeeperClient:
         self._connection: _Connection | None = None  # that has taken up the session
         self._changed = asyncio.Event()  # connected, closed or refused
         self._end: Exception | None = None  # what every request gets from here on
+        self._failure = ""  # of the last attempt to connect, or what it waits for
         self._session = _Session()
         self._sessions_lost = 0
         self._session_lost: Callable[[], None] = lambda: None
@@ -336,6 +337,7 @@ class ZooKeeperClient:
             if failed_count and failed_count % len(servers) == 0:
                 pause = min(max(2 * pause, RECONNECT_S_MIN), RECONNECT_S_MAX, self._timeout_s / 5)
                 await asyncio.sleep(pause * (0.5 + self._runtime.random.random() / 2))
+            self._failure = ""
             try:
                 async with asyncio.timeout(max(self._timeout_s / len(servers), RECONNECT_S_MIN)):
                     connection = await self._connect(host, port)
@@ -345,7 +347,8 @@ class ZooKeeperClient:
                     self._ended(MetadataError(f"ZooKeeper at {self.hosts} {error}"))
                     return
                 failed_count += 1
-                self._events.info("zookeeper.not_connected", server=f"{host}:{port}", error=str(error) or "time-out")
+                self._failure = str(error) or self._failure or "time-out"
+                self._events.info("zookeeper.not_connected", server=f"{host}:{port}", error=self._failure)
                 continue
             was_connected = True
             began = self._runtime.clock.monotonic()
@@ -429,6 +432,7 @@ class ZooKeeperClient:
         sasl = self._credentials.sasl
         assert sasl is not None
         if isinstance(sasl, KerberosLogin):
+            self._failure = "no Kerberos ticket from the KDC in time"
             return GssapiClient(*await self._runtime.kerberos().initiate(sasl, host))
         cnonce = f"{self._runtime.random.getrandbits(NONCE_BITS):x}"
         return DigestMd5Client(*sasl, cnonce, _DIGEST_URI)
@@ -449,9 +453,10 @@ class ZooKeeperClient:
                         await (asyncio.sleep(0) if self._changed.is_set() else self._changed.wait())
         except TimeoutError:
             possible = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
+            last = f" (last attempt: {self._failure})" if self._failure else ""
             raise MetadataError(
-                f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s; check that it runs, and "
-                f"that the {possible} are right"
+                f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s{last}; check that it runs, "
+                f"and that the {possible} are right"
             ) from None
         if self._end is not None:
             raise copy.copy(self._end)
