@@ -455,8 +455,8 @@ class ZooKeeperClient:
             possible = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
             last = f" (last attempt: {self._failure})" if self._failure else ""
             raise MetadataError(
-                f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s{last}; check that it runs, "
-                f"and that the {possible} are right"
+                f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s{last}; check that it "
+                f"runs, and that the {possible} are right"
             ) from None
         if self._end is not None:
             raise copy.copy(self._end)
