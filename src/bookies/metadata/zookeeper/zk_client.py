@@ -105,11 +105,13 @@ class _CredentialsRefused(Exception):
 
 
 class _Session(Struct):
-    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag."""
+    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag.
+    `lost_count`: the client's sessions that ended before it."""
 
     number: int = 0  # 0: none yet
     password: bytes = zk_wire.PASSWORD_NONE
     zxid: int = 0
+    lost_count: int = 0
 
 
 class _Watches:
@@ -279,7 +281,6 @@ class ZooKeeperClient:
         self._end: Exception | None = None  # what every request gets from here on
         self._failure = ""  # of the last attempt to connect, or what it waits for
         self._session = _Session()
-        self._sessions_lost = 0
         self._session_lost: Callable[[], None] = lambda: None
         self._watches = _Watches()
 
@@ -439,9 +440,8 @@ class ZooKeeperClient:
 
     def _forget_session(self) -> None:
         had_session = self._session.number != 0
-        self._session = _Session()
+        self._session = _Session(lost_count=self._session.lost_count + had_session)
         if had_session:
-            self._sessions_lost += 1
             self._session_lost()
 
     async def _connected(self) -> _Connection:
@@ -487,7 +487,7 @@ class ZooKeeperClient:
         connection = await self._connected()
         if only_in not in (None, self.session_id):
             raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
-        loop, session = asyncio.get_running_loop(), self._sessions_lost
+        loop, session = asyncio.get_running_loop(), self._session.lost_count
         answer: asyncio.Future[Any] = loop.create_future()
         timer = loop.call_later(self._timeout_s, _give_up, answer)
         try:
@@ -502,7 +502,7 @@ class ZooKeeperClient:
         except _ConnectionLost as error:
             if self._end is not None:
                 raise copy.copy(self._end) from error
-            if session != self._sessions_lost:
+            if session != self._session.lost_count:
                 raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost") from error
             raise OutcomeUnknown(
                 f"the connection to ZooKeeper at {self.hosts} was lost before it answered: {error}"
