@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import socket
@@ -111,6 +112,7 @@ def runtime(seed: int | None = None) -> Runtime:
 
         return TlsSide(files, is_server, clock)
 
+    @functools.cache  # It remembers the calls in progress.
     def kerberos() -> Kerberos:
         from bookies.runtime.kerberos import SystemKerberos
 

@@ -1,18 +1,19 @@
 """Kerberos by MIT's library, through the package `gssapi`, which is imported when a setting asks for it.
 
-The client's side blocks while it asks the KDC for a ticket, so it begins on a thread. The library keeps tickets in
+The client's side blocks while it asks the KDC for a ticket, half a minute if the KDC is silent, so it begins on a
+thread. The library keeps tickets in
 memory and renews them from the keytab. A keytab is opened for every connection, so a renewed one applies at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from typing import Any
 
 from bookies.encoding.gssapi import SecurityContext
 from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError, Unauthorized
 from bookies.runtime.ports import KerberosLogin
+from bookies.runtime.threads import SlowCalls
 
 _KRB5 = -1765328384  # base of MIT's error codes
 _EMPTY = ("Success", "Unknown error")  # texts of minor codes that are none
@@ -87,6 +88,7 @@ class SystemKerberos:
             raise ConfigError(
                 f"Kerberos needs a library: pip install 'bookies[kerberos]' (docs/howto/use-kerberos.md): {error}"
             ) from error
+        self._slow_calls = SlowCalls()
 
     def accept(self, keytab: str) -> SecurityContext:
         library = self._library
@@ -97,7 +99,7 @@ class SystemKerberos:
             raise _refused(error) from error
 
     async def initiate(self, login: KerberosLogin, host: str) -> tuple[SecurityContext, bytes]:
-        return await asyncio.to_thread(self._initiate, login, host)
+        return await self._slow_calls.run((login, host), lambda: self._initiate(login, host))
 
     def _initiate(self, login: KerberosLogin, host: str) -> tuple[SecurityContext, bytes]:
         library = self._library

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bookies.runtime.ports import Buffer, Ended, File, ReadEnded
 
@@ -172,3 +173,38 @@ class ThreadWorkers:
         if self._outcomes is None or self._outcomes.loop is not loop:
             self._outcomes = _Outcomes(loop)
         return ThreadWorker(name, self._outcomes)
+
+
+class SlowCalls:
+    """Calls that may block for minutes, one at a time for each key, so that repeated ones do not pile up.
+
+    Each has a daemon thread. The loop's own executor would keep the process from its end, and look-ups of hosts from
+    theirs.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[Hashable, Future[Any]] = {}
+
+    async def run(self, key: Hashable, call: Callable[[], T]) -> T:
+        """Return the call's result. Cancelling ends the wait, and the call continues."""
+        while (earlier := self._begun.get(key)) is not None:
+            await asyncio.wrap_future(earlier)
+        begun: Future[Any] = Future()
+        begun.set_running_or_notify_cancel()  # From here on nothing cancels it.
+        self._begun[key] = begun
+
+        def run() -> None:
+            result: T | None = None
+            error: BaseException | None = None
+            try:
+                result = call()
+            except BaseException as raised:  # noqa: BLE001  (the caller gets it)
+                error = raised
+            self._begun.pop(key, None)
+            begun.set_result((result, error))
+
+        threading.Thread(target=run, name=f"slow call for {key}", daemon=True).start()
+        result, error = await asyncio.wrap_future(begun)
+        if error is not None:
+            raise error
+        return cast(T, result)

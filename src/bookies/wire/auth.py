@@ -359,7 +359,7 @@ class ClientOpening:
     def _authenticate(self) -> list[Step]:
         if self._sasl is None:
             return self._opened()
-        self.waits_for = "its challenge, which Apache's bookies do not send to a ticket that they refuse"
+        self.waits_for = "its challenge: a bookie that refuses a ticket logs the reason, and may not answer"
         self._receive = self._answered
         return [self._auth(self._sasl.first())]
 
@@ -369,7 +369,7 @@ class ClientOpening:
         if answer is None:
             return self._opened()
         # Apache's bookies do not answer a wrong password.
-        self.waits_for = "its answer to our user and password, which may be wrong"
+        self.waits_for = "its answer to our user, password or ticket, which may be wrong"
         return [self._auth(answer), *(self._opened() if self._sasl.is_complete else [])]
 
     def _answered(self, response: Response) -> list[Step]:
@@ -380,7 +380,10 @@ class ClientOpening:
             return []
         if not isinstance(response, AuthResponse) or response.status is not Status.OK:
             return self._failed(
-                Unauthorized("it refuses our user, password or ticket, or requires another proof of identity")
+                Unauthorized(
+                    "it refuses our user, password or ticket, or requires another proof of identity: its log has the "
+                    "reason"
+                )
             )
         if response.plugin == AUTH_DISABLED:
             return self._opened()

@@ -25,6 +25,7 @@ from bookies.protocol.rights.users import (
     Role,
     User,
     hash_of,
+    is_principal,
     parse_users,
 )
 
@@ -88,7 +89,7 @@ def _add(arguments: argparse.Namespace) -> Report:
     if arguments.certificate:
         credentials = [f"{CERTIFICATE}{arguments.certificate}"]
     elif arguments.kerberos:
-        credentials = [f"{KERBEROS}{principal}" for principal in arguments.kerberos.split(",")]
+        credentials = _principals(arguments.kerberos)
     elif is_sasl:
         secret = "" if arguments.password_file else secrets.token_hex(PASSWORD_SIZE)
         credentials = _verifiers(name, secret or _password(arguments.password_file), arguments.digest_md5)
@@ -110,6 +111,17 @@ def _add(arguments: argparse.Namespace) -> Report:
     facts = {"name": name, "role": arguments.role, kind: secret or None}
     remarks = [remark + (f"; the {kind} is not shown again" * bool(secret))]
     return Report(facts, [secret] if secret else [], remarks=remarks)
+
+
+def _principals(text: str) -> list[str]:
+    """Return the credentials of principals that commas separate."""
+    principals = [principal.strip() for principal in text.split(",")]
+    for principal in principals:
+        if not is_principal(principal):
+            raise UsageError(
+                f"--kerberos {text}: {principal!r} is not a whole principal such as app@EXAMPLE.ORG (`klist` shows it)"
+            )
+    return [f"{KERBEROS}{principal}" for principal in principals]
 
 
 def _verifiers(name: str, password: str, has_digest_md5: bool) -> list[str]:

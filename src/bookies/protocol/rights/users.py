@@ -37,9 +37,10 @@ LABELS_S = 60.0  # for which servers keep the labels of a ledger, or a role that
 LIMIT, NOWHERE = "limit", "none"
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _BASE64 = "[A-Za-z0-9+/]+={0,2}"
+_PRINCIPAL = r"[^@\s]+@[^@\s]+"
 _CREDENTIAL = re.compile(
     f"{TOKEN}[0-9a-f]{{64}}|{CERTIFICATE}.+|{SCRAM}[0-9]{{1,9}}(?::{_BASE64}){{3}}|{DIGEST_MD5}[0-9a-f]{{32}}"
-    f"|{KERBEROS}[^@\\s]+@[^@\\s]+"
+    f"|{KERBEROS}{_PRINCIPAL}"
 )
 _GRANT = re.compile(r"([^=\s]+)=(.+)")
 
@@ -129,6 +130,11 @@ class Users(Struct, frozen=True):
 def hash_of(token: str) -> str:
     """Return the credential of a token."""
     return f"{TOKEN}{hashlib.sha256(token.encode()).hexdigest()}"
+
+
+def is_principal(text: str) -> bool:
+    """Report whether this is a principal of Kerberos with its realm."""
+    return re.fullmatch(_PRINCIPAL, text) is not None
 
 
 def parse_users(text: str) -> Users:

@@ -10,7 +10,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.certificates import Authority
+from tests.fakes.kerberos import FakeKerberos
 from tests.fakes.world import LoopClock
 from tests.fakes.zookeeper import Server
 from tests.fakes.zookeeper_server import WireServer
@@ -40,7 +42,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     WrongVersion,
 )
 from bookies.runtime import aio
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import KerberosLogin, Runtime
 
 TIMEOUT_MS = 3000
 
@@ -52,6 +54,7 @@ class Ensemble:
         self.network = SimNetwork(loop, Trace(loop.time), Random(1))
         self.zookeeper = Server("/ledgers")
         self.wire = WireServer(self.zookeeper)
+        self.kerberos = FakeKerberos()
         self._listeners: dict[str, Any] = {}
         self._loop = loop
 
@@ -67,6 +70,7 @@ class Ensemble:
     def client(self, hosts: str = "z1:2181", credentials: Credentials | None = None) -> ZooKeeperClient:
         disk, workers = SimDisk(), SimWorkers(self._loop)
         runtime = Runtime(LoopClock(self._loop), self.network.port("client"), disk, workers, Random(2))
+        runtime = replace(runtime, kerberos=lambda: self.kerberos)
         return ZooKeeperClient(hosts, TIMEOUT_MS, runtime, credentials)
 
 
@@ -338,6 +342,39 @@ def test_credentials_that_the_server_refuses() -> None:
         ensemble.wire.refusal = Fault.AUTHENTICATION_FAILED
         client = ensemble.client(credentials=Credentials(digest="user:secret"))
         with pytest.raises(MetadataError, match=r"refuses our credentials \(<Credentials digest>\): correct the file"):
+            await client.open()
+
+    play(body)
+
+
+def test_credentials_that_were_good_are_tried_again() -> None:
+    """A ticket expires while the bookie runs; its session must survive that."""
+
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client(credentials=Credentials(digest="user:secret"))
+        await client.open()
+        session = client.session_id
+        ensemble.wire.refusal = Fault.AUTHENTICATION_FAILED
+        ensemble.wire.connections[0].transport.abort()
+        await asyncio.sleep(1)  # virtual: several attempts
+        with pytest.raises(
+            MetadataError, match=r"z1:2181 has answered for 3 s \(last attempt: refuses our credentials"
+        ):
+            await client.get("/ledgers")
+        ensemble.wire.refusal = 0
+        assert (await client.get("/ledgers"))[0] == b""
+        assert client.session_id == session
+        await client.close()
+
+    play(body)
+
+
+@pytest.mark.parametrize(("is_silent", "reason"), [(False, "Cannot contact any KDC"), (True, "no Kerberos ticket")])
+def test_a_kdc_that_is_unavailable_is_named(is_silent: bool, reason: str) -> None:
+    async def body(ensemble: Ensemble) -> None:
+        ensemble.kerberos.is_down, ensemble.kerberos.is_silent = True, is_silent
+        client = ensemble.client(credentials=Credentials(sasl=KerberosLogin("bk@R", "/k", "zookeeper")))
+        with pytest.raises(MetadataError, match=rf"has answered for 3 s \(last attempt: .*{reason}"):
             await client.open()
 
     play(body)
