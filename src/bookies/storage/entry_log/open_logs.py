@@ -66,7 +66,7 @@ class OpenLogs:
                 size, offset = missing.args
             except StorageError:
                 return None
-            # The log may be removed during the read. The bytes are those of its file all the same.
+            # The log may be removed during the read. The bytes are still those of its file.
             data = await self._piece(file, size, offset)
             if data is None:
                 return None
