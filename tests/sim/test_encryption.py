@@ -19,6 +19,7 @@ from bookies.storage.entry_log import entry_log_format
 from bookies.storage.entry_log.log_usage import keys_of
 from bookies.storage.identity import cookie
 from bookies.storage.journal import journal_format
+from bookies.storage.journal.journal_trailer import MAGIC as TRAILER
 from bookies.storage.sealing.keys_file import RECHECK_S
 from bookies.storage.sealing.sealed_format import id_of, label_of, pack_line
 from bookies.storage.store import LedgerStore
@@ -30,6 +31,8 @@ BOTH_INDEXES_BUT = {
     "test_damage_is_never_absence",
     "test_a_missing_key_refuses_the_start_and_names_key_and_files",
     "test_a_missing_key_of_a_journal_refuses_the_start",
+    "test_a_missing_key_of_the_last_group_is_not_taken_for_a_crash",
+    "test_a_log_whose_header_is_damaged_hinders_neither_start_nor_other_logs",
     "test_changes_of_the_keys_file_that_cannot_be_used_keep_the_keys",
     "test_the_bookie_reports_how_much_is_under_each_key",
 }
@@ -223,6 +226,54 @@ def test_a_missing_key_of_a_journal_refuses_the_start(sealed: Any, body: Body, k
     write_keys(made.disk, lines(NEW, OLD))
     made.config = replace(made.config, encryption_keys_file=PATH)
     made.check()
+
+
+def test_a_missing_key_of_the_last_group_is_not_taken_for_a_crash(sealed: Any, body: Body) -> None:
+    """Without its trailer a crash may have torn the group, and entries that do not authenticate are left out."""
+    made = sealed()
+    bodies = {entry: body(1, entry, size=700) for entry in range(6)}
+    assert made.live(lambda store, promises: promises.add(store, 1, bodies), stops=False)
+    made.crash(PROCESS_DIES)
+    path, data = next((path, data) for path, data in files(made, ".txn").items() if TRAILER in data)
+    made.disk.flip_bit(path, data.rindex(TRAILER) + 30, 1)
+    write_keys(made.disk, lines(NEW))
+    with pytest.raises(StorageError, match=r"txn.*encryption_keys_file"):
+        made.live(lambda store, promises: promises.check(store))
+    write_keys(made.disk, lines(NEW, OLD))
+    made.check()
+
+
+@pytest.mark.parametrize("damage", ["", "unreadable"])
+def test_a_log_whose_header_is_damaged_hinders_neither_start_nor_other_logs(
+    sealed: Any, body: Body, damage: str
+) -> None:
+    """It may have sealed entries: Apache's bookie stays locked out, and the rest is decrypted."""
+    made, records = sealed(), FakeRecords.of(1)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for entry in range(2):
+            await promises.add(store, 1, {entry: body(1, entry)})
+            await store.checkpoint()
+        await promises.check(store)
+
+    assert made.live(script)
+    assert made.live(lambda store, promises: promises.add(store, 1, {2: body(1, 2)}))
+    write_keys(made.disk, PLAIN + lines(OLD))
+    path = min(files(made, ".log"))
+    if damage:
+        made.disk.fail("pread", path, lambda: OSError(5, "Input/output error"), count=1 << 30)
+    else:
+        made.disk.flip_bit(path, entry_log_format.KEYS_OFFSET + 9, 1)
+
+    async def decrypt(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await store.collector.re_encrypt(is_awaited=True)
+        assert len((await store.collector.compactions.recoding.describe())["bytes_under_key"]) == 2
+        assert await store.read(1, 2) == body(1, 2)
+
+    assert made.live(decrypt)
+    assert is_noted(made)
 
 
 def test_changes_of_the_keys_file_that_cannot_be_used_keep_the_keys(sealed: Any, body: Body) -> None:

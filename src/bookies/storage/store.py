@@ -251,7 +251,8 @@ class LedgerStore(StoreWrites, StoreReads):
 
     async def _forget_encryption(self, parts: StorageParts) -> None:
         """Let Apache's bookie use the directories again, if no entry is encrypted any more."""
-        if parts.report.is_encryption_noted and (parts.sealer is None or not parts.sealer.seals):
+        is_over = parts.sealer is None or not parts.sealer.seals
+        if parts.report.is_encryption_noted and is_over and not parts.health.failed:
             marks = parts.checkpointer.persisted
             worker, disk = parts.checkpointer.worker, parts.runtime.disk
             if await worker.run(forget_encryption, disk, parts.directories, parts.logs, marks):

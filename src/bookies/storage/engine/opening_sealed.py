@@ -37,7 +37,7 @@ def check_keys(disk: Disk, directories: Directories, logs: LogDirectories, seale
         return False
     missing: dict[int, list[str]] = {}
     for path, keys in _sealed_logs(disk, logs):
-        for key_id in keys:
+        for key_id in keys or ():  # of a damaged log each read reports its entries
             if sealer is None or not sealer.has(key_id):
                 missing.setdefault(key_id, []).append(path)
     if missing:
@@ -49,7 +49,7 @@ def check_keys(disk: Disk, directories: Directories, logs: LogDirectories, seale
 
 
 def forget_encryption(disk: Disk, directories: Directories, logs: LogDirectories, marks: Sequence[LogMark]) -> bool:
-    """Remove the field from the cookies if no file that counts has sealed entries; return whether it did. Blocks.
+    """Remove the field from the cookies if no file that counts can have sealed entries; return whether it did. Blocks.
 
     `marks`: the persisted ones; journals before them do not count. Raises: OSError, DiskFull.
     """
@@ -64,19 +64,23 @@ def forget_encryption(disk: Disk, directories: Directories, logs: LogDirectories
     return True
 
 
-def _sealed_logs(disk: Disk, logs: LogDirectories) -> Iterator[tuple[str, Sequence[int]]]:
-    """Yield the path and the keys of each entry log with sealed entries, outputs of compactions included."""
+def _sealed_logs(disk: Disk, logs: LogDirectories) -> Iterator[tuple[str, Sequence[int] | None]]:
+    """Yield the path and the keys of each entry log with sealed entries, outputs of compactions included.
+
+    None in place of the keys: the header is damaged or cannot be read, so it cannot be told.
+    """
     for directory in logs.paths:
         for name in disk.list(directory):
             output = entry_log_format.parse_compacted_name(name)
             if entry_log_format.parse_file_name(name) is None and (output is None or output[1] is None):
                 continue  # no log, or an output that was interrupted, which is dropped
             path = posixpath.join(directory, name)
+            keys: Sequence[int] | None
             try:
                 keys = keys_of(disk, path)
-            except CorruptRecord:
-                continue  # its entries are damaged: each read says so
-            if keys:
+            except (CorruptRecord, OSError):
+                keys = None
+            if keys is None or keys:
                 yield path, keys
 
 

@@ -56,6 +56,7 @@ from bookies.storage.sealing import sealed_format
 from bookies.storage.sealing.sealer import Sealer
 
 SECTOR = 512  # bytes that a device writes atomically
+KEY_END = 4 + sealed_format.HEAD_SIZE  # bytes from the start of a sealed record to the end of its key id
 JUMP_MAX = 1 << 20  # entries by which a client can be ahead of this bookie's last entry of a ledger
 RUN_LENGTH_MIN = 4  # average entries per run from which on a batch is applied run by run
 
@@ -400,20 +401,25 @@ class Restorer:
             return entry_ids, opened
         good: list[tuple[int, bytes]] = []
         for index, entry_id in enumerate(entry_ids):
-            body, key_id = records.body(index), sealed_format.key_id_of(records.body(index))
-            if not self._opener.has(key_id):
-                label = sealed_format.label_of(key_id)
-                raise StorageError(
-                    f"{self._path}: an entry of ledger {ledger_id} needs the key {label}, which encryption_keys_file "
-                    "lacks. Add the key, after the first one, and start again. No data was lost",
-                    ledger_id=ledger_id,
-                )
+            body = records.body(index)
+            self._check_key(ledger_id, body)
             if (plain := self._opener.open_body(body)) is None:
                 text = f"{self._path}: entry {entry_id} of ledger {ledger_id} does not authenticate"
                 self.report.holes.append(text)
             else:
                 good.append((entry_id, plain))
         return [entry_id for entry_id, _ in good], Records.of([body for _, body in good])
+
+    def _check_key(self, ledger_id: int, body: bytes) -> None:
+        """Raise StorageError if the present file's entries are sealed, and the key of this one is missing."""
+        key_id = sealed_format.key_id_of(body)
+        if self._opener is not None and not self._opener.has(key_id):
+            label = sealed_format.label_of(key_id)
+            raise StorageError(
+                f"{self._path}: an entry of ledger {ledger_id} needs the key {label}, which encryption_keys_file "
+                "lacks. Add the key, after the first one, and start again. No data was lost",
+                ledger_id=ledger_id,
+            )
 
     async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
@@ -437,6 +443,8 @@ class Restorer:
             ):
                 self.report.skipped_count += 1
             elif entry_id >= 0:
+                if is_doubtful and start // SECTOR == (start + KEY_END - 1) // SECTOR:
+                    self._check_key(ledger_id, records.body(index))  # not torn: without its key it would seem to be
                 entries.setdefault((ledger_id, is_doubtful), []).append(index)
             elif entry_id == journal_format.LEDGER_KEY:
                 await self.key(ledger_id, journal_format.parse_special(records.body(index)))

@@ -43,7 +43,7 @@ class Recoding:
         await checkpointer.roll_log(ALL)
 
     async def stale(self, usages: Iterable[LogUsage]) -> list[LogUsage]:
-        """Return the stale ones of these logs, the largest share of dead bytes first. Raises: OSError."""
+        """Return the stale ones of these logs, the largest share of dead bytes first."""
         sealer = self._parts.sealer
         wanted = () if sealer is None or sealer.current is None else (sealer.current,)
         stale = []
@@ -51,13 +51,13 @@ class Recoding:
             try:
                 if await self._worker.run(keys_of, self._parts.runtime.disk, usage.path) != wanted:
                     stale.append(usage)
-            except CorruptRecord:
+            except (CorruptRecord, OSError):
                 continue  # the scrub reports its entries
         return stale
 
     async def describe(self) -> dict[str, object]:
         """Return the key in use, the keys known, and the bytes of entry logs by key. A log with several keys counts for
-        the oldest, because it needs that one. Raises: OSError.
+        the oldest, because it needs that one. Raises: OSError if a directory cannot be read.
         """
         parts = self._parts
         good = parts.health.healthy(parts.directories.ledgers)
@@ -78,7 +78,7 @@ def _sizes(disk: Disk, paths: Iterable[str]) -> dict[str, int]:
         try:
             keys = keys_of(disk, path)
             label = label_of(keys[-1]) if keys else UNENCRYPTED
-        except CorruptRecord:
+        except (CorruptRecord, OSError):
             label = "unknown: damaged header"
         file = disk.open(path, "r")
         sizes[label] = sizes.get(label, 0) + file.size()

@@ -31,7 +31,7 @@ PLAIN = "plain"  # in place of the first key: entries are stored as they are
 
 KEY_ID = struct.Struct(">I")
 _KEY_LIST = struct.Struct(">II")  # number of keys, CRC-32 of the ids
-_KEYS_MAX = 64
+KEYS_MAX = 64
 _LINE = re.compile(r"([0-9a-f]{8})\s+([A-Za-z0-9+/]{43}=)")
 
 
@@ -82,8 +82,8 @@ def parse_keys(text: str) -> Keys:
 
 def pack_key_list(key_ids: Sequence[int]) -> bytes:
     """Return the key list of a file's header. Raises ValueError for more than 64 keys."""
-    if len(key_ids) > _KEYS_MAX:
-        raise ValueError(f"{len(key_ids)} keys in use at once: a file can name {_KEYS_MAX}")
+    if len(key_ids) > KEYS_MAX:
+        raise ValueError(f"{len(key_ids)} keys in use at once: a file can name {KEYS_MAX}")
     ids = b"".join(map(KEY_ID.pack, key_ids))
     return _KEY_LIST.pack(len(key_ids), zlib.crc32(ids)) + ids
 
@@ -92,7 +92,7 @@ def parse_key_list(data: bytes, *, path: str, offset: int) -> tuple[int, ...]:
     """Parse the key list at the start of `data`. Raises CorruptRecord."""
     count, checksum = _KEY_LIST.unpack_from(data)
     ids = data[_KEY_LIST.size : _KEY_LIST.size + 4 * count]
-    if not 0 < count <= _KEYS_MAX or len(ids) != 4 * count or zlib.crc32(ids) != checksum:
+    if not 0 < count <= KEYS_MAX or len(ids) != 4 * count or zlib.crc32(ids) != checksum:
         raise CorruptRecord("the list of keys in its header is damaged", path=path, offset=offset)
     return tuple(key_id for (key_id,) in KEY_ID.iter_unpack(ids))
 

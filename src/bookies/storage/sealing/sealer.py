@@ -149,9 +149,15 @@ class Sealer(Opener):
         """Use these keys from now on, beside those known before (E-5). Raises ConfigError if the kind would change."""
         if (keys.current is not None) != self.seals:
             raise ConfigError("encryption starts and ends with a start of the bookie: restart it")
-        self.learn(keys)
+        in_play = self.in_play
         if keys.current is not None and keys.current != self.current:
-            self.in_play = (keys.current, *(key_id for key_id in self.in_play if key_id != keys.current))
+            in_play = (keys.current, *(key_id for key_id in in_play if key_id != keys.current))
+        if len(in_play) > layout.KEYS_MAX:
+            raise ConfigError(
+                f"{len(in_play)} keys in use at once: re-encrypt (bk bookie encryption --re-encrypt) first"
+            )
+        self.learn(keys)
+        self.in_play = in_play
 
     def settle(self, key_id: int | None) -> None:
         """Note that entries outside of entry logs have only this key, if it is still the current one."""

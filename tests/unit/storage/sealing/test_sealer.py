@@ -165,3 +165,15 @@ def test_a_key_list_has_a_checksum(change: int) -> None:
         layout.parse_key_list(bytes(data), path="f", offset=20)
     with pytest.raises(ValueError, match="65 keys"):
         layout.pack_key_list(range(1, 66))
+
+
+def test_more_keys_than_a_file_can_name_are_refused_before_they_seal() -> None:
+    keys = {layout.id_of(bytes([number]) * 32): bytes([number]) * 32 for number in range(layout.KEYS_MAX + 1)}
+    first, *others = keys
+    sealer = module.Sealer(layout.Keys(first, keys), Random(0))
+    for key_id in others[:-1]:
+        sealer.use(layout.Keys(key_id, keys))
+    with pytest.raises(ConfigError, match="--re-encrypt"):
+        sealer.use(layout.Keys(others[-1], keys))
+    assert sealer.current == others[-2]
+    assert layout.pack_key_list(sealer.in_play)
