@@ -44,6 +44,9 @@ _UNKNOWN = (-errno.EINVAL, -errno.EOPNOTSUPP)  # the answer of a kernel that doe
 _ONE_MAPPING = 1  # feature: both rings are in one mapping
 
 
+_LOST: list[object] = []  # memory that the system may still write to
+
+
 class _Rings:
     """The memory that is shared with the kernel: requests, and what became of them."""
 
@@ -147,8 +150,12 @@ class RingReads:
         if self._eventfd < 0:
             return
         while self._ended:
-            system_call(_ENTER, self._descriptor, 0, 1, _WAIT)
+            count = system_call(_ENTER, self._descriptor, 0, 1, _WAIT)
             self._take()
+            if count < 0 and count != -errno.EINTR:  # The system does not wait: the memory has to stay.
+                _LOST.append(self._room)
+                for number in list(self._ended):
+                    self._ended.pop(number)(None)
         if not self._loop.is_closed():
             self._loop.remove_reader(self._eventfd)
         self._rings.close()

@@ -178,3 +178,16 @@ async def test_files_are_read_through_a_worker(path: str) -> None:
     await ends.wait(2)
     assert ends.data == {0: CONTENT[:100], 1: CONTENT[1:101]}
     worker.close()
+
+
+@on_a_loop
+async def test_a_system_that_does_not_wait_ends_all_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, ends = reads_of_loop(), Ends()
+    file = os.open(path, os.O_RDONLY)
+    for offset in (0, 1000):
+        assert reads.submit(file, 1000, offset, ends.of(offset))
+    monkeypatch.setattr(ring, "system_call", lambda *arguments: -errno.EIO)
+    reads.close()
+    assert set(ends.data) == {0, 1000}
+    assert all(data in (None, CONTENT[offset : offset + 1000]) for offset, data in ends.data.items())
+    os.close(file)
