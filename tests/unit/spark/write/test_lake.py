@@ -133,6 +133,16 @@ def test_a_table_that_does_not_fit_is_refused(store: Any) -> None:
     assert content(store) == {0: (b"a", b"1")}
 
 
+def test_a_checkpoint_that_was_put_back_is_refused(store: Any) -> None:
+    """Batch 1 would begin again with other rows, and would be skipped with those that the table lacks."""
+    sink = TableSink(store, (), "offset", None)
+    for number in range(3):
+        sink.write(lambda number=number: rows((b"a", b"1"), start=number), QUERY, number)
+    with pytest.raises(TransactionRefused, match="has batches .* up to 2, and batch 1 may have other rows than before"):
+        sink.write(lambda: rows((b"a", b"1"), (b"a", b"2"), (b"a", b"3"), start=1), QUERY, 1)
+    assert len(content(store)) == 3
+
+
 def test_other_writers_that_never_pause_are_reported(tmp_path: pathlib.Path) -> None:
     class Busy(Stopping):
         def commit(self, batch_rows: pa.Table, query: str, batch: int) -> None:
