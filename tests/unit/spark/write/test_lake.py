@@ -116,6 +116,18 @@ def test_changes_replace_and_delete_by_key(store: Any) -> None:
     assert content(store) == {6: (b"d", b"5"), 8: (b"a", b"6"), 9: (b"e", None)}
 
 
+def test_keys_of_two_columns_are_told_apart(store: Any) -> None:
+    def of(start: int, *logs: str) -> pa.Table:
+        changes = rows(*([(b"a", b"1"), (b"b", b"2")] * len(logs)), start=start)
+        return changes.set_column(0, "log", pa.array([log for log in logs for _ in range(2)], pa.string()))
+
+    sink = TableSink(store, ("key", "log"), "offset", None)
+    sink.write(lambda: of(0, "x", "y", "z"), QUERY, 0)
+    crossed = pa.concat_tables([of(10, "x").slice(0, 1), of(20, "y").slice(1, 1), of(30, "new")])
+    sink.write(lambda: crossed, QUERY, 1)
+    assert sorted(content(store)) == [1, 2, 4, 5, 10, 21, 30, 31]
+
+
 def test_a_table_that_does_not_fit_is_refused(store: Any) -> None:
     sink = TableSink(store, (), "offset", None)
     with pytest.raises(TransactionRefused, match=f"does not exist, but query {QUERY} has written 3 batches to it"):
@@ -138,7 +150,7 @@ def test_a_checkpoint_that_was_put_back_is_refused(store: Any) -> None:
     sink = TableSink(store, (), "offset", None)
     for number in range(3):
         sink.write(lambda number=number: rows((b"a", b"1"), start=number), QUERY, number)
-    with pytest.raises(TransactionRefused, match="has batches .* up to 2, and batch 1 may have other rows than before"):
+    with pytest.raises(TransactionRefused, match=r"has batches .* up to 2, and batch 1 may have other rows than before"):
         sink.write(lambda: rows((b"a", b"1"), (b"a", b"2"), (b"a", b"3"), start=1), QUERY, 1)
     assert len(content(store)) == 3
 
