@@ -234,6 +234,7 @@ def test_a_snapshot_is_read_exactly_or_not_at_all(store: Any, cluster: LocalClus
     assert "option snapshot is of noted, noted-too, not of noted-later" in refusal(
         options | {"subscribe": "noted-later"}
     )
+    assert "not of ledgers of a label" in refusal(uri | {"label": "team=a", "snapshot": taken})
     assert "option startingOffsets: the snapshot decides" in refusal(options | {"startingOffsets": "earliest"})
     assert "option snapshot='x': expected the text that snapshot_logs returns" in refusal(options | {"snapshot": "x"})
     log.truncate(Position(log.manifest().ledger_ids[1], 2), force=True)

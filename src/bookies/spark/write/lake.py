@@ -142,7 +142,7 @@ def _query_of(batch: DataFrame) -> str:
 
 
 def is_noted(table: str, noted: int | None, query: str, batch: int) -> bool:
-    """Return whether the table has the batch. Raises `TransactionRefused` if it lacks earlier ones or has later ones."""
+    """Return whether the table has the batch. Raises `TransactionRefused` if it lacks earlier ones or has later."""
     if noted == batch:
         return True
     if noted is not None and noted > batch:
