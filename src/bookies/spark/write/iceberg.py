@@ -84,8 +84,8 @@ class IcebergTable:
             with self._table.transaction() as transaction:
                 transaction.set_properties({NOTE + query: str(batch)})
                 change(transaction)
-        except _package().exceptions.CommitFailedException as error:
-            raise Conflict from error
+        except (_package().exceptions.CommitFailedException, _package().exceptions.ValidationException) as error:
+            raise Conflict from error  # The second one: another commit has rows with keys of this batch.
 
 
 def filter_of(keys: pa.Table) -> Any:

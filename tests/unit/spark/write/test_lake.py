@@ -100,6 +100,17 @@ def test_of_two_drivers_with_one_batch_one_commits(store: Any) -> None:
     assert content(store) == {0: (b"a", b"1"), 1: (b"b", b"2")}
 
 
+def test_a_merge_beside_another_writer_conflicts(store: Any) -> None:
+    """The other writer has changed the same keys, which the packages report in more than one way."""
+    sink = TableSink(store, ("key",), "offset", "value")
+    sink.write(lambda: rows((b"a", b"1")), QUERY, 0)
+    for changed in (rows((b"b", b"2"), start=1), rows((b"a", b"3"), start=2)):
+        stale = store.opened()
+        sink.write(lambda changed=changed: changed, "other query", int(changed["offset"][0].as_py()) - 1)
+        with pytest.raises(Conflict):
+            stale.merge(changes_of(changed, ("key",), "offset", "value"), QUERY, 1)
+
+
 def test_changes_replace_and_delete_by_key(store: Any) -> None:
     sink = TableSink(store, ("key",), "offset", "value")
     sink.write(lambda: rows((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", None)), QUERY, 0)
