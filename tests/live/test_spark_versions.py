@@ -14,7 +14,7 @@ from bookies.admin.cluster import LocalCluster
 from bookies.spark.jobs import scrub
 from bookies.spark.jobs.shared.common import JobConfig
 
-pytestmark = PANDAS_MARKS
+pytestmark = [*PANDAS_MARKS, pytest.mark.versions]
 
 
 @pytest.fixture(scope="module")
