@@ -14,7 +14,13 @@ import sys
 import sysconfig
 
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
-TESTS = ("test_spark.py", "test_spark_sink.py", "test_spark_stream.py", "test_spark_versions.py")
+TESTS = (
+    "test_spark.py",
+    "test_spark_sink.py",
+    "test_spark_stream.py",
+    "test_spark_tables.py",
+    "test_spark_versions.py",
+)
 HERE = pathlib.Path(__file__).parent
 
 
@@ -42,7 +48,17 @@ def main() -> int:
     outcomes = {}
     for version in chosen.versions.split(","):
         variables = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-        words = ["-m", "pytest", "-q", "-n", "0", *(str(HERE / name) for name in TESTS), *chosen.words]
+        words = [
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-m",
+            "spark or versions",
+            *(str(HERE / name) for name in TESTS),
+            *chosen.words,
+        ]
         done = subprocess.run([environment(version), *words], env=variables, check=False)
         outcomes[version] = done.returncode
     for version, code in outcomes.items():

@@ -234,12 +234,15 @@ def test_a_snapshot_is_read_exactly_or_not_at_all(store: Any, cluster: LocalClus
     assert "option snapshot is of noted, noted-too, not of noted-later" in refusal(
         options | {"subscribe": "noted-later"}
     )
+    assert "not of ledgers of a label" in refusal(uri | {"label": "team=a", "snapshot": taken})
     assert "option startingOffsets: the snapshot decides" in refusal(options | {"startingOffsets": "earliest"})
     assert "option snapshot='x': expected the text that snapshot_logs returns" in refusal(options | {"snapshot": "x"})
     log.truncate(Position(log.manifest().ledger_ids[1], 2), force=True)
     assert "log noted: rows 0 to 7 of the snapshot were truncated; the log now begins at row 8" in refusal(options)
     again(store, "noted", 20)
     assert "log noted was deleted and created again since the snapshot" in refusal(options)
+    log.delete()
+    assert "there is no log noted" in refusal(uri | {"subscribePattern": "noted.*", "snapshot": taken})
 
 
 def test_a_compaction_after_a_snapshot_is_reported(store: Any, cluster: LocalCluster) -> None:

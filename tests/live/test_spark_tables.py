@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from tests.fakes.spark_query import make
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, persistently
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, needs_spark, persistently
 
 import bookies.spark
 from bookies.admin.cluster import LocalCluster
 from bookies.errors import InvalidArgument
 
-pytestmark = [*SPARK_MARKS, pytest.mark.usefixtures("without_adaptive_execution")]
+pytestmark = [*SPARK_MARKS, needs_spark(4, 2), pytest.mark.usefixtures("without_adaptive_execution")]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,7 @@ def done(changes: list[Any]) -> dict[str, str]:
     return {change.table: change.action for change in changes}
 
 
+@pytest.mark.versions
 def test_tables_of_logs_are_listed_read_and_written(
     spark: Any, store: Any, cluster: LocalCluster, sql: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_tables_of_logs_are_listed_read_and_written(
     assert register(**chosen) == {"shop_kept": "unchanged", "shop_orders": "unchanged"}
     store.log("shop-kept").delete()
     assert register(**chosen, valueFormat="utf8", dry_run=True) == {"shop_kept": "dropped", "shop_orders": "replaced"}
+    assert sql("SELECT value FROM shop.shop_orders WHERE offset = 4") == [(b"4",)]
     with pytest.raises(Exception, match="there is no log shop-kept"):
         sql("SELECT * FROM shop.shop_kept")
     assert register(**chosen, valueFormat="utf8") == {"shop_kept": "dropped", "shop_orders": "replaced"}

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, installed, persistently
+from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES, installed, persistently
 
 import bookies.spark
 from bookies.admin.cluster import LocalCluster
 from bookies.spark.jobs import scrub
 from bookies.spark.jobs.shared.common import JobConfig
 
-pytestmark = SPARK_MARKS
+pytestmark = [*PANDAS_MARKS, pytest.mark.versions]
 
 
 @pytest.fixture(scope="module")

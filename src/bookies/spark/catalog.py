@@ -252,7 +252,9 @@ def _registered(
 
     log, provider, dry_run = situation
     table = name.split("`")[3]
-    spark.dataSource.register(source)  # Also in a dry run: without it an existing table has no columns.
+    # A table of an earlier session has no columns without its format. In a dry run a format of this session stays.
+    if not (dry_run and provider is not None and _is_known(spark, name)):
+        spark.dataSource.register(source)
     try:
         ddl = source({}).schema()
     except BookKeeperError as error:
@@ -265,6 +267,17 @@ def _registered(
             spark.sql(f"DROP TABLE {name}")
         spark.sql(f"CREATE TABLE {name} ({ddl}) USING `{source.provider}` COMMENT 'log {log}'")
     return TableChange(table, log, CREATED if provider is None else REPLACED)
+
+
+def _is_known(spark: SparkSession, name: str) -> bool:
+    """Return whether the session has the format of an existing table."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.table(name).schema  # noqa: B018
+    except AnalysisException:
+        return False
+    return True
 
 
 __all__ = ["LogTable", "TableChange", "divided", "keep_tables", "table_names"]

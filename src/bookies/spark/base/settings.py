@@ -319,7 +319,10 @@ def _check_snapshot(noted: Mapping[str, Snapshot], options: Mapping[str, str], c
     for name in (*names_of(StartOptions), *names_of(EndOptions), "assign", "namespace"):
         if name in options and name not in ("snapshot", "limit"):
             raise InvalidArgument(f"option {name}: the snapshot decides which rows are read; leave it out")
-    if chosen.pattern is None and (other := [str(key) for key in chosen.keys if key not in noted]):
+    other = (
+        ["ledgers of a label"] if chosen.label is not None else [str(key) for key in chosen.keys if key not in noted]
+    )
+    if chosen.pattern is None and other:
         raise InvalidArgument(
             f"option snapshot is of {', '.join(noted)}, not of {other[0]}: choose with option subscribe among those"
         )

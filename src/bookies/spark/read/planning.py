@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
@@ -45,9 +46,12 @@ async def resolved_parts(settings: Settings) -> list[Part]:
 
 async def selected(lookup: LogCatalog, settings: Settings) -> list[Stretch]:
     """Return what a batch query reads of each log or ledger. Raises `InvalidArgument`."""
-    keys = await lookup.keys(settings.selection)
-    if settings.snapshot is not None:  # Logs that a pattern matches may be newer than the snapshot.
-        keys = [key for key in keys if key in settings.snapshot]
+    if settings.snapshot is not None and settings.selection.pattern is not None:
+        # Of the logs that exist now some may be newer than the snapshot, and some of the snapshot may be missing.
+        pattern = re.compile(settings.selection.pattern)
+        keys: list[Key] = [log for log in settings.snapshot if pattern.fullmatch(log)]
+    else:
+        keys = await lookup.keys(settings.selection)
     extents_by_key = await lookup.extents(keys)
     stretches = [(extents, *await _bounds(lookup, settings, extents)) for extents in extents_by_key.values()]
     return stretches if settings.limit is None else await _beginning(lookup, stretches, settings.limit)

@@ -3,7 +3,8 @@
 Spark repeats a batch if the driver died before it noted the batch in the checkpoint. So the table itself notes the last
 batch of each query, in the same commit as its rows, and a noted batch changes nothing. A commit succeeds only on the
 version of the table in which the note was read. So of two drivers of one query, one commits and the other finds the
-note.
+note. Spark begins a batch after it has noted the one before, so a later note than the batch's is of another course of
+the query: its checkpoint was put back. Its batches may have other rows, and are refused.
 """
 
 from __future__ import annotations
@@ -141,9 +142,15 @@ def _query_of(batch: DataFrame) -> str:
 
 
 def is_noted(table: str, noted: int | None, query: str, batch: int) -> bool:
-    """Return whether the table has the batch. Raises `TransactionRefused` if it lacks an earlier one."""
-    if noted is not None and noted >= batch:
+    """Return whether the table has the batch. Raises `TransactionRefused` if it lacks earlier ones or has later."""
+    if noted == batch:
         return True
+    if noted is not None and noted > batch:
+        raise TransactionRefused(
+            f"{table} has batches of query {query} up to {noted}, and batch {batch} may have other rows than before: "
+            "the checkpoint is an earlier copy, or another driver runs the query. Stop the other driver, or start the "
+            "query with a new checkpoint, with startingOffsets of the first row that the table lacks"
+        )
     if batch > 0 and noted != batch - 1:
         has = "none" if noted is None else f"those up to {noted}"
         raise TransactionRefused(

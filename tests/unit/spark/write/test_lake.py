@@ -100,6 +100,17 @@ def test_of_two_drivers_with_one_batch_one_commits(store: Any) -> None:
     assert content(store) == {0: (b"a", b"1"), 1: (b"b", b"2")}
 
 
+def test_a_merge_beside_another_writer_conflicts(store: Any) -> None:
+    """The other writer has changed the same keys, which the packages report in more than one way."""
+    sink = TableSink(store, ("key",), "offset", "value")
+    sink.write(lambda: rows((b"a", b"1")), QUERY, 0)
+    for changed in (rows((b"b", b"2"), start=1), rows((b"a", b"3"), start=2)):
+        stale = store.opened()
+        sink.write(lambda changed=changed: changed, "other query", int(changed["offset"][0].as_py()) - 1)
+        with pytest.raises(Conflict):
+            stale.merge(changes_of(changed, ("key",), "offset", "value"), QUERY, 1)
+
+
 def test_changes_replace_and_delete_by_key(store: Any) -> None:
     sink = TableSink(store, ("key",), "offset", "value")
     sink.write(lambda: rows((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", None)), QUERY, 0)
@@ -114,6 +125,18 @@ def test_changes_replace_and_delete_by_key(store: Any) -> None:
     two = TableSink(store, ("log", "key"), "offset", None)
     two.write(lambda: rows((b"a", b"6"), (b"e", None), start=8), "other query", 0)
     assert content(store) == {6: (b"d", b"5"), 8: (b"a", b"6"), 9: (b"e", None)}
+
+
+def test_keys_of_two_columns_are_told_apart(store: Any) -> None:
+    def of(start: int, *logs: str) -> pa.Table:
+        changes = rows(*([(b"a", b"1"), (b"b", b"2")] * len(logs)), start=start)
+        return changes.set_column(0, "log", pa.array([log for log in logs for _ in range(2)], pa.string()))
+
+    sink = TableSink(store, ("key", "log"), "offset", None)
+    sink.write(lambda: of(0, "x", "y", "z"), QUERY, 0)
+    crossed = pa.concat_tables([of(10, "x").slice(0, 1), of(20, "y").slice(1, 1), of(30, "new")])
+    sink.write(lambda: crossed, QUERY, 1)
+    assert sorted(content(store)) == [1, 2, 4, 5, 10, 21, 30, 31]
 
 
 def test_a_table_that_does_not_fit_is_refused(store: Any) -> None:
@@ -131,6 +154,16 @@ def test_a_table_that_does_not_fit_is_refused(store: Any) -> None:
         with pytest.raises(InvalidArgument, match=message):
             sink.write(lambda b=bad: b, QUERY, 1)
     assert content(store) == {0: (b"a", b"1")}
+
+
+def test_a_checkpoint_that_was_put_back_is_refused(store: Any) -> None:
+    """Batch 1 would begin again with other rows, and would be skipped with those that the table lacks."""
+    sink = TableSink(store, (), "offset", None)
+    for number in range(3):
+        sink.write(lambda number=number: rows((b"a", b"1"), start=number), QUERY, number)
+    with pytest.raises(TransactionRefused, match=r"has batches .* up to 2, and batch 1 may have other rows"):
+        sink.write(lambda: rows((b"a", b"1"), (b"a", b"2"), (b"a", b"3"), start=1), QUERY, 1)
+    assert len(content(store)) == 3
 
 
 def test_other_writers_that_never_pause_are_reported(tmp_path: pathlib.Path) -> None:
