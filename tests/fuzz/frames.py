@@ -176,7 +176,7 @@ def sasl(data: bytes) -> None:
     answer = accepted(Unauthorized, client.respond, data)
     if answer is not None:
         check(len(answer) <= 4 * len(data) + 1024, "the response outgrows the challenge", len(answer))
-    accepted(Unauthorized, client.check, data)
+    accepted(Unauthorized, client.respond, data)  # after a challenge: the proof of the server
     _scram(data)
 
 
