@@ -91,12 +91,11 @@ Effect = Send | Refused | Encrypt | Close
 
 class Exchange(Protocol):
     """The authentication of one connection. `plugin`: its name on the wire. `user`: known once it is done; empty: a
-    role of the certificate stands for it. `detail`: of a refusal, for the log."""
+    role of the certificate stands for it."""
 
     plugin: str
     is_done: bool
     user: str
-    detail: str
 
     def received(self, payload: bytes) -> bytes | None:
         """Return the answer to an AUTH message's payload; None: no answer. Raises `Unauthorized`."""
@@ -118,7 +117,7 @@ class RoleExchange:
         self, authorized: Sequence[str], user_of: Callable[[Subject], str | None] = lambda subject: None
     ) -> None:
         self.is_done = False
-        self.user = self.detail = ""
+        self.user = ""
         self._authorized = authorized
         self._user_of = user_of
 
@@ -228,7 +227,7 @@ class BookieGate:
             token = exchange.received(request.payload)
         except Unauthorized as error:
             bare: list[Effect] = [Send(_bare(request, Operation.AUTH))] if request.version == V3 else []
-            return [Refused(error.message, exchange.detail), *bare, Close()]
+            return [Refused(error.message), *bare, Close()]
         if token is None:
             return []
         return [Send(AuthResponse(request.version, request.txn_id, Status.OK, exchange.plugin, token))]
@@ -297,10 +296,7 @@ Step = Ask | BeginTls | Open | Fail
 
 
 class SaslClient(Protocol):
-    """The client's side of a SASL mechanism. `is_complete`: the last response needs no answer."""
-
-    @property
-    def is_complete(self) -> bool: ...
+    """The client's side of a SASL mechanism."""
 
     def first(self) -> bytes:
         """Return the first message."""
@@ -359,7 +355,7 @@ class ClientOpening:
     def _authenticate(self) -> list[Step]:
         if self._sasl is None:
             return self._opened()
-        self.waits_for = "its challenge: a bookie that refuses a ticket logs the reason, and may not answer"
+        self.waits_for = "its challenge"
         self._receive = self._answered
         return [self._auth(self._sasl.first())]
 
@@ -369,8 +365,8 @@ class ClientOpening:
         if answer is None:
             return self._opened()
         # Apache's bookies do not answer a wrong password.
-        self.waits_for = "its answer to our user, password or ticket, which may be wrong"
-        return [self._auth(answer), *(self._opened() if self._sasl.is_complete else [])]
+        self.waits_for = "its answer to our user and password, which may be wrong"
+        return [self._auth(answer)]
 
     def _answered(self, response: Response) -> list[Step]:
         is_auth = isinstance(response, AuthResponse) or (
@@ -379,12 +375,7 @@ class ClientOpening:
         if not is_auth:
             return []
         if not isinstance(response, AuthResponse) or response.status is not Status.OK:
-            return self._failed(
-                Unauthorized(
-                    "it refuses our user, password or ticket, or requires another proof of identity: its log has the "
-                    "reason"
-                )
-            )
+            return self._failed(Unauthorized("it refuses our user and password, or requires another proof of identity"))
         if response.plugin == AUTH_DISABLED:
             return self._opened()
         if response.plugin != SASL:

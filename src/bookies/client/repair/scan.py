@@ -27,7 +27,8 @@ from bookies.model import BookieId
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.pacing import RateLimit, doubled
 from bookies.protocol.repair.fragments import missing_runs, runs_of
-from bookies.runtime.tasks import all_of, throttle
+from bookies.runtime.tasks import all_of
+from bookies.runtime.throttle import throttle
 
 T = TypeVar("T")
 LANES = 4  # batches in flight

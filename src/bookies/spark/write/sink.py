@@ -24,8 +24,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
-from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 
 from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNotFound
@@ -233,8 +236,7 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
 
-# Spark 4.0 has no base for it, and `source` does not offer it there.
-class StreamWriter(getattr(datasource, "DataSourceStreamArrowWriter", object)):  # type: ignore[misc]
+class StreamWriter(DataSourceStreamArrowWriter):
     """Writer of `df.writeStream.format("bookkeeper")`. Every batch gets new ones, one to plan and one to commit."""
 
     def __init__(self, options: Mapping[str, str], schema: Any, overwrite: bool) -> None:

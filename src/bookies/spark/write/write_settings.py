@@ -210,8 +210,7 @@ def _divided(schema: Any, value_format: str) -> tuple[tuple[str, ...], pa.Schema
     if value_format == "raw":
         return checked_columns(schema), None
     import pyarrow as pa
-
-    from bookies.spark.base import arrow
+    from pyspark.sql.pandas.types import to_arrow_schema
 
     own = [column for column in schema.fields if column.name in COLUMNS and column.name != "value"]
     names = [column.name for column in schema.fields if column not in own]
@@ -222,7 +221,7 @@ def _divided(schema: Any, value_format: str) -> tuple[tuple[str, ...], pa.Schema
             f"column {own[0].name!r}: an entry of Arrow has many rows, and so no {own[0].name}; drop it"
         )
     _check_types(own)
-    types = arrow.schema_of_spark(schema)
+    types = to_arrow_schema(schema, timezone="UTC")
     payload = pa.schema([pa.field(name, plain(types.field(name).type)) for name in names])
     return (*(column.name for column in own), "value"), payload
 

@@ -1,1 +1,0 @@
-"""Input and output that Linux carries out without a thread of this process."""

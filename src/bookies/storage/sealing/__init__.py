@@ -1,1 +1,0 @@
-"""Encryption at rest: keys, sealed entries, and which files have them."""
