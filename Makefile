@@ -14,7 +14,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs bench-ledgers bench-zones example spark-cluster docs dist release image chart clean
+.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd kerberos spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-spark-metadata bench-logs bench-ledgers bench-zones example spark-cluster spark-versions docs dist release image chart clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -98,6 +98,12 @@ etcd: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 etcd: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n 0 -m etcd tests/etcd $(ARGS)
 
+# A real KDC (Debian: krb5-kdc krb5-admin-server krb5-user libkrb5-dev, and a compiler for the extra); and Java beside it.
+kerberos: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
+kerberos: $(VENV)/.dev
+	@$(BIN)/pip install -q -e '.[kerberos]'
+	@$(BIN)/python -m pytest -q -n 0 -m kerberos tests/kerberos $(ARGS)
+
 # Apache's clients and bookies with ours, in every mixture: needs a JVM with its compiler, and Maven for the first time.
 interop: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 interop: $(VENV)/.dev
@@ -141,6 +147,10 @@ example: $(VENV)/.demo
 spark-cluster: $(VENV)/.dev $(VENV)/.demo $(VENV)/.connect
 	@$(BIN)/python -m pytest -q -n 0 -m cluster tests/live/test_spark_cluster.py $(ARGS)
 
+# PySpark 4.0 to 4.3, each in a small environment beside this one. ARGS: --versions 4.0,4.2, and words for pytest after --
+spark-versions: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python -m tests.live.spark_versions $(ARGS)
+
 # Small records, or with ARGS=--logs=1000,10000 many logs. Then Java's DistributedLog and ours in turn, on the same bookies.
 bench-logs: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 bench-logs: $(VENV)/.dev
@@ -150,6 +160,10 @@ bench-logs: $(VENV)/.dev
 bench-ledgers: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 bench-ledgers: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.many_ledgers $(ARGS)
+
+# Made-up records of many ledgers in the embedded store: plan of a read, usage, reconcile.
+bench-spark-metadata: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python -m benchmarks.spark_metadata $(ARGS)
 
 bench-spark: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python benchmarks/spark.py $(ARGS)

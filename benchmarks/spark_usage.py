@@ -29,7 +29,7 @@ class Usage:
 
     def worker_peak_mb(self) -> float:
         """The most that one of the Python processes had resident so far."""
-        return max((_peak_mb(pid) for pid in _descendants(self._jvm)), default=0.0)
+        return max((peak_mb(pid) for pid in _descendants(self._jvm)), default=0.0)
 
     def _times(self) -> tuple[float, float, float]:
         # A process that has ended is in the account of its parent, if the parent waited for it.
@@ -66,7 +66,7 @@ def _descendants(root: int) -> list[int]:
     return found
 
 
-def _peak_mb(pid: int) -> float:
+def peak_mb(pid: int | str) -> float:
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:

@@ -290,13 +290,19 @@ class BookieConfig(HttpConfig):
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
+    encryption_keys_file: str = setting("", "keys that encrypt entries, from `bk bookie new-key`; empty: no encryption")
     authentication: str = setting(
         "none", "none, sasl (users of users_file) or certificate (users of users_file, or roles in its OU)"
     )
     authorized_roles: tuple[str, ...] = setting(
         (), "roles accepted with `certificate`; the first role of a client's certificate must be listed"
     )
-    sasl_allowed_ids: str = setting(".*", "regular expression; users whose whole name it matches may connect with SASL")
+    sasl_allowed_ids: str = setting(
+        ".*", "regular expression; users, or Kerberos principals, that it matches as a whole may connect with SASL"
+    )
+    kerberos_keytab: str = setting(
+        "", "keytab with the bookie's principals, bookkeeper/HOST@REALM: SASL accepts their tickets too (GSSAPI)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +413,7 @@ class ClientConfig:
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
-    sasl_file: str = setting("", "TOML file with username, password and mechanism; empty: no authentication")
+    sasl_file: str = setting("", "TOML file with username, password and mechanism, or GSSAPI; empty: no authentication")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -647,6 +653,8 @@ def _validate_authentication(config: BookieConfig) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"sasl_allowed_ids = {pattern!r}: not a regular expression: {error}") from error
+    elif config.kerberos_keytab:
+        raise ConfigError(f"kerberos_keytab needs authentication = sasl, and it is {config.authentication}")
     has_users = config.authorized_roles or config.users_file
     if config.authentication == "certificate" and not (has_users and config.tls_client_certificates):
         raise ConfigError(

@@ -6,6 +6,7 @@ Only with `-m apache`; see `apache.py` for what that needs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Awaitable, Callable, Collection
@@ -25,6 +26,7 @@ from bookies.model import DigestType
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
 from bookies.storage.gc.collection_policy import Compaction
+from bookies.storage.sealing.keys_file import add_key
 from bookies.storage.store import LedgerStore
 from bookies.wire import digest
 
@@ -283,3 +285,47 @@ def test_there_and_back(
     if storage == "rocksdb":
         convert("index-files")
     ours(second_life)
+
+
+@pytest.mark.parametrize("storage", ["sorted", "rocksdb"])
+def test_encrypted_entries_are_refused_until_they_are_decrypted(
+    storage: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the cookie, and without it by the journal: Apache's bookie would return ciphertext."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zookeeper").mkdir()
+    with apache_bookie(tmp_path, storage) as bookie:
+        write_to_apache(bookie, 0)
+    add_key(OsDisk(), str(tmp_path / "keys"), b"k" * 32)
+    config = config_of(OsDisk(), "ledgers")
+    config = dataclasses.replace(config, **RECLAIMS, encryption_keys_file=str(tmp_path / "keys"))
+
+    async def write(store: LedgerStore) -> None:
+        await check_at_ours(store, 0)
+        await write_to_ours(store, 100)
+
+    async def decrypt(store: LedgerStore) -> None:
+        await check_at_ours(store, 100)
+        store.collect(FakeRecords.of(*store.ledger_ids()), BOOKIE)
+        assert store.collector is not None
+        await store.collector.re_encrypt(is_awaited=True)
+
+    ours(write, config)
+    stamps = {path: path.read_bytes() for path in tmp_path.glob("*/current/VERSION")}
+    with pytest.raises(NotServing, match="encryption"), apache_bookie(tmp_path, storage):
+        pass
+    for path, data in stamps.items():
+        path.write_bytes(b"".join(line for line in data.splitlines(keepends=True) if b"encryption" not in line))
+    with contextlib.suppress(NotServing, OSError), apache_bookie(tmp_path, storage):
+        pass  # it says that it serves, and shuts down
+    log = (tmp_path / "apache.log").read_text()
+    assert "Exception while replaying journals, shutting down" in log
+    assert "Invalid journal version" in log
+    for path, data in stamps.items():
+        path.write_bytes(data)
+    keys = tmp_path / "keys"
+    keys.write_text("plain\n" + keys.read_text())
+    ours(decrypt, config)
+    with apache_bookie(tmp_path, storage) as bookie:
+        for first in (0, 100):
+            check_at_apache(bookie, first)

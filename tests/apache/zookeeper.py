@@ -20,7 +20,7 @@ class ZooKeeperServer:
     """`address`, `secure_address`: host:port. `settings`: more lines of zoo.cfg, in which PORT is the secure port."""
 
     def __init__(self, folder: pathlib.Path, settings: str = "") -> None:
-        self._folder = folder
+        self.folder = folder
         with socket.socket() as probe, socket.socket() as other:
             probe.bind(("127.0.0.1", 0))
             other.bind(("127.0.0.1", 0))
@@ -31,20 +31,20 @@ class ZooKeeperServer:
 
     def start(self) -> None:
         """Returns when it answers."""
-        settings = self._folder / "zoo.cfg"
+        settings = self.folder / "zoo.cfg"
         settings.write_text(
-            f"tickTime={TICK_MS}\ndataDir={self._folder}/data\nclientPort={self._port}\nclientPortAddress=127.0.0.1\n"
+            f"tickTime={TICK_MS}\ndataDir={self.folder}/data\nclientPort={self._port}\nclientPortAddress=127.0.0.1\n"
             "admin.enableServer=false\n4lw.commands.whitelist=srvr\nmaxClientCnxns=0\nmaxSessionTimeout=60000\n"
             + self._settings
         )
         log_settings = pathlib.Path(__file__).parent / "log4j2.properties"
         command = [*_JAVA, f"-Dlog4j2.configurationFile={log_settings}", "-cp", f"{jars()}/*"]
         command += ["org.apache.zookeeper.server.ZooKeeperServerMain", str(settings)]
-        with open(self._folder / "zookeeper.log", "ab") as log:
+        with open(self.folder / "zookeeper.log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while not self._answers():
-            assert self._process.poll() is None, (self._folder / "zookeeper.log").read_text()[-4000:]
+            assert self._process.poll() is None, (self.folder / "zookeeper.log").read_text()[-4000:]
             assert time.monotonic() < deadline, "ZooKeeper does not answer"
             time.sleep(0.05)
 

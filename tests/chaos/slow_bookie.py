@@ -62,6 +62,9 @@ class SlowFile:
         self.pwritev(buffers, offset)
         self.fdatasync()
 
+    def begin_read(self, *arguments: object) -> bool:
+        return False
+
     def begin_durable(self, *arguments: object) -> bool:
         return False
 

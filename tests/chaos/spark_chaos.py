@@ -4,7 +4,8 @@ Each run is a stream of text files into a log of its own. Python workers, the dr
 random moments, and at every step of a batch in turn: in a task, before the commit takes effect, after it. A driver that
 died is started again on its checkpoint, and so is a query that failed, until the stream has come to its end; a driver
 that lives goes on with the next run's stream. Then the log must hold each row once, in order: its digest is compared
-with that of the input. The reaper runs, and no ledger may be left that the log does not list.
+with that of the input. The reaper runs, and no ledger may be left that the log does not list. A second stream follows
+the log into a table of Delta Lake or, in the next run, of Iceberg, with the same faults around the table's commit.
 
     python tests/chaos/spark_chaos.py --runs 20 --seed 1
 """
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent))  # for `tests`
 
@@ -33,6 +35,7 @@ from tests.live.spark_faults import Marks, faulty_source
 from tests.live.spark_session import spark_session
 
 import bookies as bk
+import bookies.spark
 from bookies.admin.cluster import LocalCluster
 
 STEPS = (
@@ -49,6 +52,8 @@ STEPS = (
     "JVM dies before the swap",
     "JVM dies after the swap",
 )
+TABLE_STEPS = ("driver raises before", "driver dies before", "driver raises after", "driver dies after")
+TABLES = ("delta", "iceberg")
 VICTIMS = ("worker", "JVM", "bookie")
 BATCHES, ROWS = 4, 500
 BOOKIES = 4
@@ -72,6 +77,7 @@ class Run:
     ledgers: int = 0
     reaped: int = 0
     seconds: float = 0.0
+    table: str = ""
     problem: str = ""
 
 
@@ -89,11 +95,7 @@ def drive(uri: str, directory: pathlib.Path) -> int:
         for _ in range(QUERIES_MAX):
             with open(run / "queries", "a") as queries:
                 queries.write("begun\n")
-            spark.dataSource.register(faulty_source(str(run / "marks")))
-            frame = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(run / "in"))
-            # One task reads a file, so that each part keeps its order.
-            writer = frame.repartitionByRange(2, "value").writeStream.format("bookkeeper-faulty")
-            writer = writer.option("bookkeeper.metadataServiceUri", uri).option("log", order["log"])
+            writer = (into_log if order["table"] is None else into_table)(spark, uri, run, order)
             writer = writer.trigger(availableNow=True).option("checkpointLocation", str(run / "checkpoint"))
             try:
                 writer.start().awaitTermination()
@@ -105,6 +107,60 @@ def drive(uri: str, directory: pathlib.Path) -> int:
         else:
             return 1
     return 0
+
+
+def into_log(spark: Any, uri: str, run: pathlib.Path, order: dict[str, Any]) -> Any:
+    spark.dataSource.register(faulty_source(str(run / "marks")))
+    frame = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(run / "in"))
+    # One task reads a file, so that each part keeps its order.
+    writer = frame.repartitionByRange(2, "value").writeStream.format("bookkeeper-faulty")
+    return writer.option("bookkeeper.metadataServiceUri", uri).option("log", order["log"])
+
+
+def into_table(spark: Any, uri: str, run: pathlib.Path, order: dict[str, Any]) -> Any:
+    """The rows of the log, in a table whose commits have faults before and after them."""
+    bookies.spark.register(spark)
+    frame = spark.readStream.format("bookkeeper").option("bookkeeper.metadataServiceUri", uri)
+    frame = frame.option("subscribe", order["log"]).option("startingOffsets", "earliest")
+    frame = frame.option("maxOffsetsPerTrigger", ROWS).load().select("offset", "value")
+    if order["table"] == "delta":
+        sink = bookies.spark.delta_sink(str(run / "table"))
+    else:
+        sink = bookies.spark.iceberg_sink("chaos.rows", catalog=catalog_of(run), key=["offset"])
+
+    def fail(batch: int, when: str) -> None:
+        for how in ("raises", "dies"):
+            mark = run / "marks" / f"{batch}-driver {how} {when}"
+            if mark.exists():
+                mark.unlink()
+                if how == "dies":
+                    kill(os.getpid())
+                raise OSError(f"the driver fails {when} the commit of the table")
+
+    def write(rows: Any, batch: int) -> None:
+        fail(batch, "before")
+        sink(rows, batch)
+        fail(batch, "after")
+
+    return frame.writeStream.foreachBatch(write)
+
+
+def catalog_of(run: pathlib.Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{run}/catalog.db", "warehouse": f"file://{run}"}
+
+
+def table_digest(kind: str, run: pathlib.Path) -> bytes:
+    """Digest of the table's rows in the order of the log."""
+    if kind == "delta":
+        import deltalake
+
+        rows = deltalake.DeltaTable(str(run / "table")).to_pyarrow_table()
+    else:
+        import pyiceberg.catalog
+
+        rows = pyiceberg.catalog.load_catalog("default", **catalog_of(run)).load_table("chaos.rows").scan().to_arrow()
+    values = rows.sort_by("offset")["value"].to_pylist()
+    return hashlib.sha256(b"".join(value + b"\n" for value in values)).digest()
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
@@ -148,11 +204,13 @@ class Driver:
             self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=out)
         self._known: dict[int, str] = {}
 
-    def run(self, directory: pathlib.Path, log: str) -> None:
+    def run(self, directory: pathlib.Path, log: str, table: str | None) -> None:
         """Have it run this stream, as soon as it can; the file `done` says that the stream has come to its end."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps({"directory": str(directory), "log": log}).encode() + b"\n")
+            self.process.stdin.write(
+                json.dumps({"directory": str(directory), "log": log, "table": table}).encode() + b"\n"
+            )
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # It has died, which `is_running` will say.
@@ -215,7 +273,7 @@ class Chaos:
             expected.update("\n".join([*rows, ""]).encode())
         for batch in range(BATCHES):  # Every step comes up within three runs.
             marks.set(batch, STEPS[(run.number * BATCHES + batch) % len(STEPS)])
-        self._stream(run, directory, log.name, chance)
+        self._stream(run, directory, log.name, None, chance)
         run.queries = len((directory / "queries").read_text().splitlines())
         run.steps = BATCHES - len(marks.left())
         with log.open() as reader:
@@ -229,6 +287,25 @@ class Chaos:
             run.problem = "the log is not what was written"
         elif stray:
             run.problem = f"ledgers nobody refers to: {stray}"
+        elif marks.left():
+            run.problem = f"did not happen: {marks.left()}"
+        else:
+            self._follow(run, directory / "follow", log.name, expected.digest(), chance)
+
+    def _follow(self, run: Run, directory: pathlib.Path, log: str, expected: bytes, chance: random.Random) -> None:
+        """A stream from the log to a table, and what became of the table."""
+        directory.mkdir()
+        run.table = TABLES[run.number % len(TABLES)]
+        marks = Marks(directory / "marks")
+        for batch in range(BATCHES):
+            marks.set(batch, TABLE_STEPS[(run.number // len(TABLES) + batch) % len(TABLE_STEPS)])
+        self._stream(run, directory, log, run.table, chance)
+        run.queries += len((directory / "queries").read_text().splitlines())
+        run.steps += BATCHES - len(marks.left())
+        if run.problem:
+            return
+        if table_digest(run.table, directory) != expected:
+            run.problem = f"the table of {run.table} is not what was written"
         elif marks.left():
             run.problem = f"did not happen: {marks.left()}"
 
@@ -248,15 +325,15 @@ class Chaos:
                 self._down = None
             time.sleep(0.5)
 
-    def _stream(self, run: Run, directory: pathlib.Path, log: str, chance: random.Random) -> None:
+    def _stream(self, run: Run, directory: pathlib.Path, log: str, table: str | None, chance: random.Random) -> None:
         """Lives of drivers until one comes to the end of the stream."""
         # A kill at most for each batch that was committed, so that a slow machine comes to the end too.
         commits, seen, next_kill = directory / "checkpoint" / "commits", -1, math.inf
-        while run.lives < DRIVER_LIVES_MAX:
+        for _ in range(DRIVER_LIVES_MAX):
             run.lives += 1
             if self._driver is None:
                 self._driver = Driver(self._base, self._cluster.metadata_uri)
-            self._driver.run(directory, log)
+            self._driver.run(directory, log, table)
             until = time.monotonic() + DRIVER_TIMEOUT_S
             while self._driver.is_running() and time.monotonic() < until:
                 time.sleep(0.1)
@@ -304,7 +381,7 @@ def main() -> int:
     base = pathlib.Path(tempfile.mkdtemp(prefix="spark-chaos-"))
     failed = 0
     print(f"{'run':>4} {'lives':>6} {'queries':>8} {'steps':>6} {'workers':>8} {'JVMs':>5} {'bookies':>8} "
-          f"{'rows':>6} {'ledgers':>8} {'reaped':>7} {'seconds':>8}  outcome", flush=True)  # fmt: skip
+          f"{'rows':>6} {'ledgers':>8} {'reaped':>7} {'seconds':>8} {'table':>8}  outcome", flush=True)  # fmt: skip
     try:
         settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
         with (
@@ -321,7 +398,7 @@ def main() -> int:
                 failed += bool(run.problem)
                 print(f"{run.number:>4} {run.lives:>6} {run.queries:>8} {run.steps:>6} {run.kills['worker']:>8} "
                       f"{run.kills['JVM']:>5} {run.kills['bookie']:>8} {run.rows:>6} {run.ledgers:>8} "
-                      f"{run.reaped:>7} {run.seconds:>8.0f}  "
+                      f"{run.reaped:>7} {run.seconds:>8.0f} {run.table:>8}  "
                       f"{run.problem or 'each row once'}", flush=True)  # fmt: skip
     finally:
         if arguments.keep or failed:

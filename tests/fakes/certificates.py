@@ -106,6 +106,16 @@ class _Key:
         x, y = _multiply(G, self._secret)
         self._point = _der(0x03, b"\x00\x04", x.to_bytes(32, "big"), y.to_bytes(32, "big"))
         self.public = _der(0x30, EC_KEY, self._point)
+        # OpenSSL's strict checks, Python's default since 3.13, demand that certificates name their keys.
+        self._id = hashlib.sha1(self._point[3:]).digest()
+
+    def own_id(self) -> bytes:
+        """The extension that names this key as the certificate's own."""
+        return _extension("2.5.29.14", _der(0x04, self._id))
+
+    def signer_id(self) -> bytes:
+        """The extension that names this key as the one that signed."""
+        return _extension("2.5.29.35", _der(0x30, _der(0x80, self._id)))
 
     def pem(self) -> str:
         secret = _der(0x30, _integer(1), _der(0x04, self._secret.to_bytes(32, "big")), _der(0xA1, self._point))
@@ -135,6 +145,7 @@ class Authority:
         extensions = [
             _extension("2.5.29.19", _der(0x30, b"\x01\x01\xff"), True),
             _extension("2.5.29.15", _der(0x03, b"\x02\x04"), True),  # may sign certificates
+            self._key.own_id(),
         ]
         self.path = str(folder / f"{name}.pem")
         now = datetime.datetime.now(datetime.UTC)
@@ -152,7 +163,8 @@ class Authority:
     ) -> Files:
         """A certificate and its key in `NAME.pem` and `NAME.key`. `units`: OUs, in the order of the certificate."""
         key = _Key()
-        extensions = [_extension("2.5.29.17", _der(0x30, *map(_alternative_name, hosts)))]
+        names = _der(0x30, *map(_alternative_name, hosts))
+        extensions = [_extension("2.5.29.17", names), key.own_id(), self._key.signer_id()]
         now = datetime.datetime.now(datetime.UTC)
         certificate = self._sign(_name(name, units), key.public, now + begins, now + ends, extensions)
         files = Files(str(self._folder / f"{name}.pem"), str(self._folder / f"{name}.key"))

@@ -16,8 +16,10 @@ def make_certificates(folder: pathlib.Path, names: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
     command = "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority"
-    openssl(*command.split())
-    (folder / "names").write_text(f"subjectAltName={names}")
+    openssl(*command.split(), "-addext", "keyUsage=critical,keyCertSign")
+    # Python's default checks demand the identifiers since 3.13.
+    identifiers = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+    (folder / "names").write_text(f"subjectAltName={names}\n{identifiers}")
     for name in ("server", "client"):
         openssl(*f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}".split())
         signing = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2"

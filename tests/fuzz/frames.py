@@ -11,6 +11,7 @@ from typing import Any
 from tests.fuzz.target import Target, accepted, check, equal
 from tests.property.test_wire import singles
 
+from bookies.encoding.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.errors import (
     DigestMismatch,
     InvalidArgument,
@@ -27,7 +28,6 @@ from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.messages import AddRequest, AddResponses, BareResponse, InvalidRequest
 from bookies.wire.sasl import MECHANISMS, SaslExchange, Secrets, sasl_client
-from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.wire.sasl.scram import ScramClient, ScramServer, parse_plain, parse_verifier, verifier_of
 from bookies.wire.server import RequestDecoder, encode_answers, encode_response
 
@@ -176,7 +176,7 @@ def sasl(data: bytes) -> None:
     answer = accepted(Unauthorized, client.respond, data)
     if answer is not None:
         check(len(answer) <= 4 * len(data) + 1024, "the response outgrows the challenge", len(answer))
-    accepted(Unauthorized, client.check, data)
+    accepted(Unauthorized, client.respond, data)  # after a challenge: the proof of the server
     _scram(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import TypeVar
 
 import pytest
@@ -19,6 +20,19 @@ SPARK_MARKS = [
 # PySpark warns about the next version of pandas.
 PANDAS_MARKS = [*SPARK_MARKS, pytest.mark.filterwarnings("ignore::FutureWarning")]
 SMALL_BOOKIES = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+
+
+def needs_spark(*version: int) -> pytest.MarkDecorator:
+    """Mark of a test of what older versions of PySpark lack: the table in docs/reference/spark.md."""
+    wanted = ".".join(map(str, version))
+    return pytest.mark.skipif(installed() < version, reason=f"needs Spark {wanted}")
+
+
+def installed() -> tuple[int, ...]:
+    try:
+        return tuple(map(int, metadata.version("pyspark").split(".")[:2]))
+    except metadata.PackageNotFoundError:
+        return ()
 
 
 def persistently(make: Callable[[], T]) -> T:

@@ -24,6 +24,7 @@ from bookies.bookie.server import BookieServer
 from bookies.bookie.transport.connection import Connection
 from bookies.bookie.transport.secure_connection import SecureConnection
 from bookies.config import BookieConfig, validate
+from bookies.encoding.digest_md5 import DigestMd5Client, secret_of_password
 from bookies.errors import BookieUnreachable, Status, TlsFailed, Unauthorized
 from bookies.metadata.uri import connect as connect_metadata
 from bookies.model import BookieId
@@ -43,7 +44,6 @@ from bookies.wire.messages import (
     StartTlsResponse,
 )
 from bookies.wire.sasl import MECHANISMS
-from bookies.wire.sasl.digest_md5 import DigestMd5Client, secret_of_password
 from bookies.wire.sasl.scram import verifier_of
 
 pytestmark = pytest.mark.live
@@ -608,7 +608,7 @@ def test_auth_frames_around_start_tls(place: Place) -> None:
             await raw.encrypt(place)
             proof = await raw.response()
             assert isinstance(proof, AuthResponse)
-            client.check(proof.payload)
+            client.respond(proof.payload)
             assert (await raw.ask(ReadLacRequest(3, 9, 1))).status is Status.NO_ENTRY
             raw.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, needs_spark
 
 import bookies as bk
 import bookies.spark
@@ -108,7 +108,7 @@ def test_views_and_tables(spark: Any, store: Any, cluster: LocalCluster) -> None
     spark.sql(f"CREATE TEMPORARY VIEW twenty USING bookkeeper {options}")
     assert spark.sql("SELECT max(entry_id) FROM twenty").first()[0] == 19
     spark.catalog.dropTempView("twenty")
-    way_out = "use CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
+    way_out = "use bookies.spark.register_logs, or CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
     assert way_out in said(lambda: spark.sql(f"CREATE TABLE derived USING bookkeeper {options}"))
     spark.sql(f"CREATE TABLE declared (value BINARY) USING bookkeeper {options}")  # The source is not asked.
     assert way_out in said(lambda: spark.table("declared").count())
@@ -154,14 +154,12 @@ def test_the_payload_can_be_left_out(store: Any, load: Any) -> None:
 
 def test_the_schema_is_what_spark_derives(load: Any, store: Any) -> None:
     """A record batch that differs in anything is refused by Spark, or worse."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     from bookies.spark.base import arrow
 
     frame = load(ledger=written(store, 1), includeMetadata=True, includeHeaders=True, failOnDataLoss=False)
     assert frame.columns == list(arrow.COLUMNS)
     assert all(field.nullable for field in frame.schema)
-    derived = to_arrow_schema(frame.schema, timezone="UTC")
+    derived = arrow.schema_of_spark(frame.schema)
     assert derived.remove_metadata() == arrow.arrow_schema(frame.columns)
 
 
@@ -203,6 +201,7 @@ def test_entries_of_a_mebibyte(store: Any, load: Any) -> None:
     assert rows(load(ledger=ledger.ledger_id, minPartitions=2)) == expected(ledger.ledger_id, values)
 
 
+@needs_spark(4, 1)
 def test_each_task_says_what_it_did(spark: Any, store: Any, load: Any) -> None:
     """Source: spark 7.3."""
     ledger_id = written(store, 5000)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.scripts import load_script
 from tests.live.command import bk
 from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
@@ -391,7 +392,7 @@ def test_a_log_is_compacted_as_the_client_does_it(
         assert records(log) == records(twin)
         assert {record[2] for record in before} == {record[2] for record in records(log)}
         twin.compact(tombstone_age=0.001)  # Their records are gone.
-        compacting.job(spark, config(cluster, log="by-key", tombstone_age="1ms"))
+        compacting.job(spark, replace(config(cluster, log="by-key", tombstone_age="1ms"), bytes_per_s=1e6))
         assert records(log) == records(twin)
         assert {record[2] for record in before} - {record[2] for record in records(log)} == {b"own0", b"own1", b"k1"}
         plan = compacting.complete(spark, config(cluster, log="by-key", mode=common.PLAN)).report

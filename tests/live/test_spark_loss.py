@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.fakes.spark_query import Stream, append, make, numbers, refusal
+from tests.fakes.spark_query import Stream, append, batch, make, numbers, refusal
 
+import bookies
+import bookies.spark
 from bookies.admin.cluster import LocalCluster
 from bookies.errors import BookKeeperError
 from bookies.protocol.log import Position
@@ -215,3 +217,45 @@ def test_a_cursor_that_is_put_back_too_late(store: Any, uri: dict[str, Any]) -> 
     log.truncate(Position(extents[1].ledger_id, 1))
     with pytest.raises(BookKeeperError, match=r"rows from \[0, 0\] on were truncated .* Cursor etl protects the rows"):
         Stream(options).trigger()
+
+
+def test_a_snapshot_is_read_exactly_or_not_at_all(store: Any, cluster: LocalCluster) -> None:
+    uri = {"bookkeeper.metadataServiceUri": cluster.metadata_uri}
+    log = make(store, "noted", 6, 4)
+    make(store, "noted-too", 2)
+    taken = bookies.spark.snapshot_logs(cluster.metadata_uri, "noted", "noted-too")
+    options = uri | {"subscribe": "noted", "snapshot": taken}
+    append(log, 10, 5)
+    make(store, "noted-later", 1)
+    assert numbers(batch(options)) == list(range(10))
+    assert numbers(batch(options | {"limit": 7})) == list(range(7))
+    both = batch(uri | {"subscribePattern": "noted.*", "snapshot": taken})
+    assert sorted(numbers(both)) == sorted([*range(10), 0, 1])
+    assert "option snapshot is of noted, noted-too, not of noted-later" in refusal(
+        options | {"subscribe": "noted-later"}
+    )
+    assert "not of ledgers of a label" in refusal(uri | {"label": "team=a", "snapshot": taken})
+    assert "option startingOffsets: the snapshot decides" in refusal(options | {"startingOffsets": "earliest"})
+    assert "option snapshot='x': expected the text that snapshot_logs returns" in refusal(options | {"snapshot": "x"})
+    log.truncate(Position(log.manifest().ledger_ids[1], 2), force=True)
+    assert "log noted: rows 0 to 7 of the snapshot were truncated; the log now begins at row 8" in refusal(options)
+    again(store, "noted", 20)
+    assert "log noted was deleted and created again since the snapshot" in refusal(options)
+    log.delete()
+    assert "there is no log noted" in refusal(uri | {"subscribePattern": "noted.*", "snapshot": taken})
+
+
+def test_a_compaction_after_a_snapshot_is_reported(store: Any, cluster: LocalCluster) -> None:
+    log = store.log("compacted-later")
+    log.create(ensemble=1, record_format="envelope", compaction="key")
+    with log.lead() as writer:
+        for number in range(3):
+            writer.append(bookies.Record(b"%d" % number, b"k"))
+            writer.roll()
+    options: dict[str, Any] = {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "subscribe": log.name}
+    early = bookies.spark.snapshot_logs(cluster.metadata_uri, log.name)
+    assert numbers(batch(options | {"snapshot": early})) == [0, 1, 2]
+    assert log.compact().removed == 2
+    assert "a compaction has removed rows between 0 and 2 since the snapshot" in refusal(options | {"snapshot": early})
+    late = bookies.spark.snapshot_logs(cluster.metadata_uri, log.name)
+    assert numbers(batch(options | {"snapshot": late})) == [2]

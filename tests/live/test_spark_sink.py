@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.live.spark_faults import Marks, faulty_source
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, needs_spark
 
 import bookies as bk
 import bookies.spark
@@ -219,6 +219,7 @@ def test_mistakes_are_said_in_a_sentence(
     assert_clean(store, store.log("mistakes"))
 
 
+@needs_spark(4, 1)
 def test_the_page_about_writing_does_what_it_says(
     spark: Any, cluster: LocalCluster, store: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -297,6 +298,7 @@ def stream(spark: Any, cluster: LocalCluster, log: Any, tmp_path: pathlib.Path) 
     return Stream(spark, log, tmp_path, {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "log": log.name})
 
 
+@needs_spark(4, 1)
 def test_a_stream_writes_each_batch_once_and_goes_on_where_it_was(stream: Stream, store: Any) -> None:
     for number in range(3):
         stream.add_batch(number)
@@ -309,6 +311,7 @@ def test_a_stream_writes_each_batch_once_and_goes_on_where_it_was(stream: Stream
     assert_clean(store, stream.log)
 
 
+@needs_spark(4, 1)
 def test_a_new_checkpoint_under_an_old_name_is_refused(stream: Stream) -> None:
     stream.options["txnAppId"] = "orders-etl"
     stream.add_batch(0)
@@ -349,6 +352,7 @@ def run_through_faults(stream: Stream, marks: Marks) -> None:
     assert runs > 5
 
 
+@needs_spark(4, 1)
 def test_every_failure_leaves_each_batch_once(
     spark: Any, cluster: LocalCluster, stream: Stream, store: Any, tmp_path: pathlib.Path
 ) -> None:

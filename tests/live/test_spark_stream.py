@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, persistently
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, needs_spark, persistently
 
 import bookies.spark
 from bookies.admin.cluster import LocalCluster
@@ -65,6 +65,7 @@ def delivered(spark: Any, place: pathlib.Path) -> list[int]:
     return sorted(int(row.value) for row in spark.read.parquet(str(place / "rows")).select("value").collect())
 
 
+@needs_spark(4, 2)
 def test_available_now_goes_on_where_it_ended(
     spark: Any, store: Any, cluster: LocalCluster, tmp_path: pathlib.Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_available_now_goes_on_where_it_ended(
     assert delivered(spark, tmp_path) == list(range(13))
 
 
+@needs_spark(4, 2)
 def test_a_query_that_goes_on_follows_the_log_and_stops(
     spark: Any, store: Any, cluster: LocalCluster, tmp_path: pathlib.Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_query_that_goes_on_follows_the_log_and_stops(
         query.stop()
 
 
+@needs_spark(4, 2)
 def test_truncation_under_a_query_is_one_clear_sentence(
     spark: Any, store: Any, cluster: LocalCluster, tmp_path: pathlib.Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_decoded_payloads(spark: Any, store: Any, cluster: LocalCluster) -> None
     assert text.filter("value = 'nonsense'").count() == 1
 
 
+@needs_spark(4, 1)
 def test_filters_that_are_pushed_leak_into_the_next_scan(spark: Any, store: Any, cluster: LocalCluster) -> None:
     """The defect that keeps filters from being pushed by default: this test expects the wrong answer.
 

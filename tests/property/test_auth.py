@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.fakes.adds import add_request
 from tests.fakes.examples import scaled
 
+from bookies.encoding.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
 from bookies.errors import Status
 from bookies.kernels import Records
 from bookies.wire.auth import (
@@ -39,7 +40,6 @@ from bookies.wire.messages import (
     WriteLacRequest,
 )
 from bookies.wire.sasl import SaslExchange, Secrets
-from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives, secret_of_password
 from bookies.wire.sasl.scram import ScramClient, ScramServer, verifier_of
 
 SECRET = "the password"

@@ -151,6 +151,8 @@ class Promises:
                 f"ledger {ledger_id} entry {entry_id} is not what was sent"
             )
             assert store.read_resident(ledger_id, entry_id) in (found, None)
+        assert store.parts is not None
+        await store.parts.rebuilder.wait_idle()  # until then the bookie says that it does not know what is missing
         for ledger_id, entry_id in highest.items():
             last = await store.read(ledger_id, -1)
             assert struct.unpack_from(">q", last, 8)[0] >= entry_id

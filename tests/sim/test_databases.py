@@ -21,6 +21,7 @@ from bookies.errors import (
 from bookies.lab.sim.world.databases import pack, parse
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.identity import lost_directories
+from bookies.storage.identity.cookie import Cookie
 from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
@@ -30,6 +31,7 @@ from bookies.storage.store import LedgerStore
 from .conftest import KEY, Machine
 from .test_lost_disks import check as check_after_loss
 
+COOKIE = Cookie("b1", "/journal0", ("/ledgers0",), "cluster").pack()
 CURRENT = "/ledgers0/current"
 LOCATIONS, LEDGERS = rocksdb_format.paths_in(CURRENT)
 
@@ -453,7 +455,7 @@ def test_a_start_after_the_loss_of_a_directory_denies_nothing_wherever_it_crashe
         begun.disk.lose_directory(path, is_empty=True)
     losses = tuple(lost_directories.Loss(path, "mark", is_replaced=True) for path in lost)
     kept = [path for path in ("/journal0", "/ledgers0") if path not in lost]
-    lost_directories.write(begun.disk, b"cookie", kept, lost_directories.Uses(losses, False, (), tuple(lost)))
+    lost_directories.write(begun.disk, COOKIE, kept, lost_directories.Uses(losses, False, (), tuple(lost)))
     fresh = begun.copies()
     number, has_ended = 0, False
     while not has_ended:

@@ -19,11 +19,13 @@ from bookies.lab.sim.run import simulate
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES, Loss
 from bookies.storage.engine import opening
 from bookies.storage.identity import lost_directories
+from bookies.storage.identity.cookie import Cookie
 from bookies.storage.store import LedgerStore
 
 from .conftest import entry_body
 from .test_failing_directory import check_half
 
+COOKIE = Cookie("b1", "/journal0", ("/ledgers0",), "cluster").pack()
 STEP = int(os.environ.get("BK_SWEEP_STEP", "17"))
 CASES = {
     "one of three": ["/ledgers1"],
@@ -64,7 +66,7 @@ def lose(made: Any, paths: Sequence[str], *, is_replaced: bool) -> None:
     kept = [path for path in ALL if path not in paths]
     losses = tuple(lost_directories.Loss(path, "mark", is_replaced=is_replaced) for path in paths)
     uses = lost_directories.Uses(losses, False, (), (*paths,) if is_replaced else ())
-    lost_directories.write(made.disk, b"cookie", kept, uses)
+    lost_directories.write(made.disk, COOKIE, kept, uses)
     if not is_replaced:
         left = tuple(path for path in made.config.ledger_directories if path not in paths)
         made.config = dataclasses.replace(made.config, ledger_directories=left)
@@ -236,7 +238,7 @@ def test_slots_of_lost_logs_are_told_from_those_of_later_ones(machine: Any, kept
                 made.disk.unlink(f"{path}/current/{name}")
     losses = tuple(lost_directories.Loss(path, "mark", is_replaced=True) for path in paths)
     uses = lost_directories.Uses(losses, False, (), tuple(paths))
-    lost_directories.write(made.disk, b"cookie", ["/journal0", "/index", *kept], uses)
+    lost_directories.write(made.disk, COOKIE, ["/journal0", "/index", *kept], uses)
 
     async def compare(store: LedgerStore, promises: Any) -> None:
         for ledger_id in range(700, 720):  # into logs that come after the lost ones

@@ -20,6 +20,7 @@ from bookies.storage.disks.durable_files import SyncFailed
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.identity import lost_directories
+from bookies.storage.identity.cookie import Cookie
 from bookies.storage.identity.index_kind import REBUILD
 from bookies.storage.index import index_format
 from bookies.storage.rocksdb import rocksdb_format
@@ -32,6 +33,7 @@ from bookies.storage.store import LedgerStore
 from .conftest import Machine, entry_body
 from .test_lost_disks import check as check_after_loss
 
+COOKIE = Cookie("b1", "/journal0", ("/ledgers0",), "cluster").pack()
 LEDGERS = range(1, 8)
 SMALL = {"entry_log_size_max": 1 << 12, "gc_interval_ms": 1 << 40, "gc_quarantine_ms": 0, "gc_share_max": 100}
 
@@ -226,7 +228,7 @@ def test_a_lost_directory_that_is_replaced_takes_no_promise_of_others_with_it(
     lost = f"/ledgers{number}"
     begun.disk.lose_directory(lost, is_empty=True)
     uses = lost_directories.Uses((lost_directories.Loss(lost, "mark", is_replaced=True),), False, (), (lost,))
-    lost_directories.write(begun.disk, b"cookie", ["/journal0", f"/ledgers{1 - number}"], uses)
+    lost_directories.write(begun.disk, COOKIE, ["/journal0", f"/ledgers{1 - number}"], uses)
 
     async def check(store: LedgerStore, promises: Any) -> None:
         await check_after_loss(store, promises)
@@ -260,7 +262,7 @@ def test_index_directories_of_their_own_are_lost_for_their_ledgers_only(load: An
     machine.disk.lose_directory(lost, is_empty=True)
     losses = (lost_directories.Loss(lost, "mark", is_replaced=True),)
     kept = [path for path in ("/journal0", "/ledgers0", "/ledgers1", "/index0", "/index1") if path != lost]
-    lost_directories.write(machine.disk, b"cookie", kept, lost_directories.Uses(losses, False, (), (lost,)))
+    lost_directories.write(machine.disk, COOKIE, kept, lost_directories.Uses(losses, False, (), (lost,)))
 
     async def check(store: LedgerStore, promises: Any) -> None:
         await check_after_loss(store, promises)

@@ -29,7 +29,7 @@ from bookies.storage.store import LedgerStore
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
-COLLECTION_CALLS = ("gc", "compact", "suspend", "orphans", "undelete", "space", "why")
+COLLECTION_CALLS = ("gc", "compact", "suspend", "orphans", "undelete", "space", "why", "encryption")
 SCRUB_CALLS = ("scrub", "suspend_scrub")
 
 Call = Callable[..., Awaitable[object]]
@@ -73,7 +73,13 @@ def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
             raise InvalidArgument(f"{log}: this bookie has no such entry log; it may have been removed or compacted")
         return collector.why(next(iter(named)))
 
+    async def encryption(*, renew: bool = False, wait: bool = False) -> object:
+        if renew:
+            await collector.re_encrypt(is_awaited=wait)
+        return await collector.compactions.recoding.describe()
+
     return {
+        "encryption": encryption,
         "gc": gc,
         "compact": compact,
         "suspend": suspend,

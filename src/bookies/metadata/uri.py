@@ -14,7 +14,7 @@ from bookies.errors import ConfigError
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore, shared_store
 from bookies.metadata.interface import MetadataDriver
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import KerberosLogin, Runtime
 
 FORMS = "file:DIR, memory:, memory:NAME, zk://HOST:2181/ledgers or etcd://HOST:2379/SCOPE"
 PASSWORD = re.compile(r"(?<=://)[^/\s]*(?=@)")  # with the name
@@ -63,13 +63,14 @@ def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int, may_crea
 
 def _connect_zookeeper(uri: str, rest: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
     from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
-    from bookies.metadata.zookeeper.zk_client import ZooKeeperClient, check_available
+    from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
     from bookies.metadata.zookeeper.zk_layout import parse_uri
     from bookies.metadata.zookeeper.zk_options import read_options
 
     place = parse_uri(uri)
     credentials = read_options(runtime.disk, place.options)
-    check_available(uri, credentials)
+    if isinstance(credentials.sasl, KerberosLogin):
+        runtime.kerberos()  # Its library may be missing.
     return ZooKeeperDriver(
         uri.strip(),
         ZooKeeperClient(place.hosts, lease_ms, runtime, credentials),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import socket
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from bookies.runtime.files import OsDisk
 from bookies.runtime.memory import collect_rarely, keep_freed_memory
-from bookies.runtime.ports import Encryption, Runtime, TlsFiles
+from bookies.runtime.ports import Encryption, Kerberos, Runtime, TlsFiles
 from bookies.runtime.programs import output_of
 from bookies.runtime.sockets import host_names
 from bookies.runtime.threads import ThreadWorkers
@@ -111,7 +112,14 @@ def runtime(seed: int | None = None) -> Runtime:
 
         return TlsSide(files, is_server, clock)
 
-    return Runtime(clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen, tls, output_of, host_names())
+    @functools.cache  # It remembers the calls in progress.
+    def kerberos() -> Kerberos:
+        from bookies.runtime.kerberos import SystemKerberos
+
+        return SystemKerberos()
+
+    ports = clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen
+    return Runtime(*ports, tls, output_of, host_names(), kerberos)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from bookies.errors import DirectoryInUse, DiskFull
 from bookies.kernels import Frame
-from bookies.runtime.ports import Buffer, File, Submit, Written
+from bookies.runtime.ports import Buffer, File, ReadEnded, Submit, SubmitRead, Written
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _BLOCK = 512  # bytes; direct writes are multiples of it, and a device with larger blocks refuses them
@@ -99,6 +99,9 @@ class OsFile:
             return bytes(room[:count])
         frame.advance(count)
         return frame.take()
+
+    def begin_read(self, submit: SubmitRead, size: int, offset: int, ended: ReadEnded) -> bool:
+        return submit(self._descriptor, size, offset, ended)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         try:
@@ -333,6 +336,9 @@ class OsDisk:
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)
+
+    def is_private(self, path: str) -> bool:
+        return not os.stat(path).st_mode & 0o037
 
     def make_directories(self, *paths: str) -> None:
         changed: dict[str, None] = {}  # directories with new names in them

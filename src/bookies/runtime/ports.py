@@ -18,6 +18,9 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from bookies.encoding.gssapi import SecurityContext
+from bookies.errors import ConfigError
+
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
@@ -83,6 +86,30 @@ class Encryption(Protocol):
         """
 
 
+class KerberosLogin(Struct, frozen=True):
+    """Identity of a client. `principal`: empty: the default of the tickets or keytab. `keytab`: empty: the tickets of
+    `kinit`. `service`: first part of the server's principal; its host is the second."""
+
+    principal: str
+    keytab: str
+    service: str
+
+
+class Kerberos(Protocol):
+    """Contexts of Kerberos. Both calls raise `Unauthorized`, which names the reason and the way out."""
+
+    def accept(self, keytab: str) -> SecurityContext:
+        """Return a server's context for one client, with any key of the keytab."""
+
+    async def initiate(self, login: KerberosLogin, host: str) -> tuple[SecurityContext, bytes]:
+        """Return a client's context, and the first token, with a ticket that the KDC grants."""
+
+
+def no_kerberos() -> Kerberos:
+    """Raise `ConfigError`."""
+    raise ConfigError("there is no Kerberos in this environment")
+
+
 class Network(Protocol):
     """Stream connections. Addresses are (host, port); transports are asyncio's.
 
@@ -103,6 +130,12 @@ Written = Callable[[bool | Exception], None]
 """True: it is durable. False: it has to be written another way; nothing is promised of the range. Or what failed."""
 
 
+ReadEnded = Callable[[bytes | None], None]
+"""Receives the bytes of a read, or None: it has to be done another way."""
+
+SubmitRead = Callable[[int, int, int, ReadEnded], bool]
+"""Begins to read from a file: descriptor, size in bytes, offset. See `ring.RingReads`."""
+
 Ended = Callable[[BaseException | None], None]
 """Receives the outcome of a write: None if it is durable, or what failed."""
 
@@ -121,6 +154,12 @@ class File(Protocol):
 
     def pread_resident(self, size: int, offset: int) -> bytes | None:
         """Read like `pread`, without waiting for the device; None if that is impossible. For the loop's thread."""
+
+    def begin_read(self, submit: SubmitRead, size: int, offset: int, ended: ReadEnded) -> bool:
+        """Begin `pread` through `submit`; for the loop's thread. The file may be closed meanwhile.
+
+        False: it is impossible, and no read was begun.
+        """
 
     def pwrite(self, data: Buffer, offset: int) -> None: ...
 
@@ -181,6 +220,9 @@ class Disk(Protocol):
 
     def is_directory(self, path: str) -> bool: ...
 
+    def is_private(self, path: str) -> bool:
+        """Report whether only this user, and readers of its group, may open the file. Raises: OSError."""
+
     def make_directories(self, *paths: str) -> None:
         """Create a directory with its parents; existing ones are fine. The new directories' own entries are made
         durable."""
@@ -238,6 +280,12 @@ class Worker(Protocol):
         for every group of the journal. An exception of this call is final: `done` is not called.
         """
 
+    def begin_read(self, file: File, size: int, offset: int, ended: ReadEnded) -> bool:
+        """Begin `file.pread` without a thread; False: the system does not allow it, and no read was begun.
+
+        `ended` is called on the loop, never before this returns; `close` may call it. The file may be closed meanwhile.
+        """
+
     def close(self) -> None:
         """Run the queued calls, then end. Idempotent; blocks until the thread has ended."""
 
@@ -250,6 +298,7 @@ class Runtime(Struct, frozen=True):
     """The ports that a shell is given.
 
     `tls`: creates one side's encryption from its files, with a flag for the server's side. Raises `ConfigError`.
+    `kerberos`: loads Kerberos. Raises `ConfigError` when there is none.
     `output_of`: runs a program with arguments to its end and returns its output. Raises OSError when the program does
     not exist, fails or takes too long. None: not available, as in the simulator. `host_names`: names and addresses of
     this machine.
@@ -263,3 +312,4 @@ class Runtime(Struct, frozen=True):
     tls: Callable[[TlsFiles, bool], Encryption] | None = None
     output_of: Callable[[Sequence[str]], Awaitable[str]] | None = None
     host_names: tuple[str, ...] = ()
+    kerberos: Callable[[], Kerberos] = no_kerberos

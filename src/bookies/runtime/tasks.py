@@ -1,10 +1,10 @@
-"""Tasks: background work of one owner, which fails with the first failed task; several at once."""
+"""Tasks: background work of one owner, which fails with the first failed task; several at once; pauses for a rate."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -64,3 +64,21 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Limit(Protocol):
+    """Rate limit, as `protocol/pacing/rate_limit.py` has it."""
+
+    def charge(self, amount: float, now: float) -> float:
+        """Count `amount` units; return the seconds to wait."""
+
+
+async def throttle(limit: Limit, amount: float) -> None:
+    """Count `amount` units, and wait as long as the limit demands."""
+    await pause(limit.charge(amount, asyncio.get_running_loop().time()))
+
+
+async def pause(seconds: float) -> None:
+    """Sleep, or go on at once if there is nothing to wait for."""
+    if seconds > 0:
+        await asyncio.sleep(seconds)

@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from bookies.runtime.ports import Buffer, Ended, File
+from bookies.runtime.ports import Buffer, Ended, File, ReadEnded
 
 if TYPE_CHECKING:
-    from bookies.runtime.direct import DirectWrites
+    from bookies.runtime.linux.direct import DirectWrites
+    from bookies.runtime.linux.ring import RingReads
 
 T = TypeVar("T")
 _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
@@ -71,6 +73,8 @@ class ThreadWorker:
         self._thread: threading.Thread | None = None
         self._direct: DirectWrites | None = None
         self._has_looked = False  # for `_direct`
+        self._ring: RingReads | None = None
+        self._has_looked_for_ring = False
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._outcomes.loop.create_future()
@@ -104,6 +108,13 @@ class ThreadWorker:
         if self._direct is None or not file.begin_durable(self._direct.submit, buffers, offset, written):
             by_thread()
 
+    def begin_read(self, file: File, size: int, offset: int, ended: ReadEnded) -> bool:
+        """Use `ring.RingReads`, where the system has it. See `ports.Worker`."""
+        if not self._has_looked_for_ring and not self._is_closed:
+            self._has_looked_for_ring = True
+            self._ring = _ring_reads(self._outcomes.loop)
+        return self._ring is not None and file.begin_read(self._ring.submit, size, offset, ended)
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -113,6 +124,9 @@ class ThreadWorker:
         if self._direct is not None:
             self._direct.close()
             self._direct = None
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
 
     def _run(self) -> None:
         take, post = self._calls.get, self._outcomes.post
@@ -131,9 +145,19 @@ class ThreadWorker:
 def _direct_writes(loop: asyncio.AbstractEventLoop) -> DirectWrites | None:
     """Return the loop's direct writes; None: the system or the interpreter has none, or none is left."""
     try:
-        from bookies.runtime.direct import DirectWrites
+        from bookies.runtime.linux.direct import DirectWrites
 
         return DirectWrites.begin(loop)
+    except (ImportError, AttributeError, OSError, RuntimeError, NotImplementedError):
+        return None
+
+
+def _ring_reads(loop: asyncio.AbstractEventLoop) -> RingReads | None:
+    """Return the loop's reads without threads; None: as for `_direct_writes`."""
+    try:
+        from bookies.runtime.linux.ring import RingReads
+
+        return RingReads.begin(loop)
     except (ImportError, AttributeError, OSError, RuntimeError, NotImplementedError):
         return None
 
@@ -149,3 +173,38 @@ class ThreadWorkers:
         if self._outcomes is None or self._outcomes.loop is not loop:
             self._outcomes = _Outcomes(loop)
         return ThreadWorker(name, self._outcomes)
+
+
+class SlowCalls:
+    """Calls that may block for minutes, one at a time for each key, so that repeated ones do not pile up.
+
+    Each has a daemon thread. The loop's own executor would keep the process from its end, and look-ups of hosts from
+    theirs.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[Hashable, Future[Any]] = {}
+
+    async def run(self, key: Hashable, call: Callable[[], T]) -> T:
+        """Return the call's result. Cancelling ends the wait, and the call continues."""
+        while (earlier := self._begun.get(key)) is not None:
+            await asyncio.wrap_future(earlier)
+        begun: Future[Any] = Future()
+        begun.set_running_or_notify_cancel()  # From here on nothing cancels it.
+        self._begun[key] = begun
+
+        def run() -> None:
+            result: T | None = None
+            error: BaseException | None = None
+            try:
+                result = call()
+            except BaseException as raised:  # noqa: BLE001  (the caller gets it)
+                error = raised
+            self._begun.pop(key, None)
+            begun.set_result((result, error))
+
+        threading.Thread(target=run, name=f"slow call for {key}", daemon=True).start()
+        result, error = await asyncio.wrap_future(begun)
+        if error is not None:
+            raise error
+        return cast(T, result)

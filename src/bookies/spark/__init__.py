@@ -7,6 +7,28 @@ spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", "file:./
 
 from __future__ import annotations
 
-from bookies.spark.frames import prepare_for_log, read_log, register, register_metrics, summarize_log, write_log
+from bookies.spark.frames import (
+    delta_sink,
+    iceberg_sink,
+    prepare_for_log,
+    read_log,
+    register,
+    register_logs,
+    register_metrics,
+    snapshot_logs,
+    summarize_log,
+    write_log,
+)
 
-__all__ = ["prepare_for_log", "read_log", "register", "register_metrics", "summarize_log", "write_log"]
+__all__ = [
+    "delta_sink",
+    "iceberg_sink",
+    "prepare_for_log",
+    "read_log",
+    "register",
+    "register_logs",
+    "register_metrics",
+    "snapshot_logs",
+    "summarize_log",
+    "write_log",
+]

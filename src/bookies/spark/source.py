@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound
+from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.payloads.schemas import AVRO, PROTOBUF
 from bookies.spark.base import runtime
 from bookies.spark.base.plan import Part
@@ -69,6 +70,7 @@ class BookKeeperDataSource(DataSource):
         return reader_class(rows_reader, resolve(chosen) if planned is None else planned)
 
     def streamReader(self, schema: Any) -> EntriesStreamReader:
+        _require((4, 2), "to read a log as a stream", "read it in batches, from `startingOffsets`")
         from bookies.spark.read.stream import EntriesStreamReader
 
         if self.options.get("table", ENTRIES) != ENTRIES:
@@ -83,6 +85,8 @@ class BookKeeperDataSource(DataSource):
         return sink.BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:
+        way_out = "use foreachBatch, and `write_log` with txnAppId and txnVersion: each batch is written once"
+        _require((4, 1), "to write a stream", way_out)
         from bookies.spark.write import sink
 
         return sink.StreamWriter(self.options, schema, overwrite)
@@ -136,6 +140,13 @@ class FilteringReader(EntriesReader):
                 if not part.gaps
             ]
         return rest
+
+
+def _require(version: tuple[int, int], purpose: str, way_out: str) -> None:
+    """Raise `NotSupported` if PySpark is older than `version`."""
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < version:
+        wanted = ".".join(map(str, version))
+        raise NotSupported(f"PySpark {wanted} is needed {purpose}; this is {pyspark.__version__}. Or {way_out}")
 
 
 def resolve(chosen: Settings) -> list[EntriesPartition]:

@@ -29,6 +29,7 @@ from bookies.storage.disks.directories import Directories
 from bookies.storage.disks.durable_files import replace_copies
 from bookies.storage.engine import StorageParts, open_storage
 from bookies.storage.engine.opening import open_journals
+from bookies.storage.engine.opening_sealed import forget_encryption
 from bookies.storage.engine.store_reads import StoreReads
 from bookies.storage.engine.store_writes import StoreWrites
 from bookies.storage.gc import CollectionLoop
@@ -134,6 +135,8 @@ class LedgerStore(StoreWrites, StoreReads):
                 self._running.append(self._tasks.start(self._open_journals(parts), "journals without room"))
             self._running.append(self._tasks.start(parts.disks.run(parts.checkpointer.worker), "disk watch"))
             self._running.append(self._tasks.start(parts.rebuilder.run(), "index rebuild"))
+            if parts.keys is not None:
+                self._running.append(self._tasks.start(parts.keys.watch(), "encryption keys"))
         except BaseException:
             self.abort()
             raise
@@ -241,9 +244,19 @@ class LedgerStore(StoreWrites, StoreReads):
                     await journal.discard_spares()
                 good = parts.health.healthy(parts.directories.ledgers)
                 await parts.checkpointer.worker.run(parts.directories.mark_clean, good)
+                await self._forget_encryption(parts)
             await self._tasks.stop()
         finally:
             self.abort()
+
+    async def _forget_encryption(self, parts: StorageParts) -> None:
+        """Let Apache's bookie use the directories again, if no entry is encrypted any more."""
+        is_over = parts.sealer is None or not parts.sealer.seals
+        if parts.report.is_encryption_noted and is_over and not parts.health.failed:
+            marks = parts.checkpointer.persisted
+            worker, disk = parts.checkpointer.worker, parts.runtime.disk
+            if await worker.run(forget_encryption, disk, parts.directories, parts.logs, marks):
+                self._events.info("encryption.ended", consequence="Apache's bookie may use the directories again")
 
     def abort(self) -> None:
         """Release files, workers and locks without changing the directories. Idempotent."""

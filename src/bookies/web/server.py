@@ -39,7 +39,7 @@ from bookies.errors import (
 from bookies.protocol.pacing import RateLimit
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Encryption, Listener, Runtime
-from bookies.runtime.throttle import pause
+from bookies.runtime.tasks import pause
 from bookies.web.access import Access
 from bookies.web.audit import Audit
 from bookies.web.connection import BODY_SIZE_MAX, HttpConnection

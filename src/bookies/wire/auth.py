@@ -91,11 +91,12 @@ Effect = Send | Refused | Encrypt | Close
 
 class Exchange(Protocol):
     """The authentication of one connection. `plugin`: its name on the wire. `user`: known once it is done; empty: a
-    role of the certificate stands for it."""
+    role of the certificate stands for it. `detail`: of a refusal, for the log."""
 
     plugin: str
     is_done: bool
     user: str
+    detail: str
 
     def received(self, payload: bytes) -> bytes | None:
         """Return the answer to an AUTH message's payload; None: no answer. Raises `Unauthorized`."""
@@ -117,7 +118,7 @@ class RoleExchange:
         self, authorized: Sequence[str], user_of: Callable[[Subject], str | None] = lambda subject: None
     ) -> None:
         self.is_done = False
-        self.user = ""
+        self.user = self.detail = ""
         self._authorized = authorized
         self._user_of = user_of
 
@@ -227,7 +228,7 @@ class BookieGate:
             token = exchange.received(request.payload)
         except Unauthorized as error:
             bare: list[Effect] = [Send(_bare(request, Operation.AUTH))] if request.version == V3 else []
-            return [Refused(error.message), *bare, Close()]
+            return [Refused(error.message, exchange.detail), *bare, Close()]
         if token is None:
             return []
         return [Send(AuthResponse(request.version, request.txn_id, Status.OK, exchange.plugin, token))]
@@ -296,7 +297,10 @@ Step = Ask | BeginTls | Open | Fail
 
 
 class SaslClient(Protocol):
-    """The client's side of a SASL mechanism."""
+    """The client's side of a SASL mechanism. `is_complete`: the last response needs no answer."""
+
+    @property
+    def is_complete(self) -> bool: ...
 
     def first(self) -> bytes:
         """Return the first message."""
@@ -355,7 +359,7 @@ class ClientOpening:
     def _authenticate(self) -> list[Step]:
         if self._sasl is None:
             return self._opened()
-        self.waits_for = "its challenge"
+        self.waits_for = "its challenge: a bookie that refuses a ticket logs the reason, and may not answer"
         self._receive = self._answered
         return [self._auth(self._sasl.first())]
 
@@ -365,8 +369,8 @@ class ClientOpening:
         if answer is None:
             return self._opened()
         # Apache's bookies do not answer a wrong password.
-        self.waits_for = "its answer to our user and password, which may be wrong"
-        return [self._auth(answer)]
+        self.waits_for = "its answer to our user, password or ticket, which may be wrong"
+        return [self._auth(answer), *(self._opened() if self._sasl.is_complete else [])]
 
     def _answered(self, response: Response) -> list[Step]:
         is_auth = isinstance(response, AuthResponse) or (
@@ -375,7 +379,12 @@ class ClientOpening:
         if not is_auth:
             return []
         if not isinstance(response, AuthResponse) or response.status is not Status.OK:
-            return self._failed(Unauthorized("it refuses our user and password, or requires another proof of identity"))
+            return self._failed(
+                Unauthorized(
+                    "it refuses our user, password or ticket, or requires another proof of identity: its log has the "
+                    "reason"
+                )
+            )
         if response.plugin == AUTH_DISABLED:
             return self._opened()
         if response.plugin != SASL:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.fakes.adds import add_request
+from tests.fakes.kerberos import FakeKerberos
 
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
@@ -138,6 +139,7 @@ class World:
     """One host for bookies, one for clients. `run` gives a coroutine the world; virtual time makes waiting free."""
 
     def __init__(self, seed: int = 1, capacity: int = 64 << 20) -> None:
+        self.kerberos = FakeKerberos()
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, Trace(self.loop.time), Random(seed))
         self.disk = SimDisk(Random(seed), capacity=capacity)
@@ -160,7 +162,8 @@ class World:
         self._started: list[tuple[BookieServer, WatchedDriver]] = []
 
     def runtime(self, host: str) -> Runtime:
-        return Runtime(SimClock(self.loop, 0), self.network.port(host), self.disk, self.workers, Random(7))
+        ports = SimClock(self.loop, 0), self.network.port(host), self.disk, self.workers, Random(7)
+        return Runtime(*ports, kerberos=lambda: self.kerberos)
 
     async def new_server(self, **settings: Any) -> BookieServer:
         """A server with an open metadata session, not started."""

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bookies.runtime.threads import ThreadWorkers
+from bookies.runtime.threads import SlowCalls, ThreadWorkers
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -90,3 +90,35 @@ def test_an_outcome_after_the_loop_s_end_is_dropped() -> None:
     gate.set()
     worker.close()  # type: ignore[attr-defined]
     assert ended == [1]
+
+
+def test_slow_calls_do_not_pile_up_and_do_not_keep_the_loop() -> None:
+    """A KDC that is silent holds each call for half a minute, and clients try again before that."""
+    gate, begun = threading.Event(), []
+    calls = SlowCalls()
+
+    def slow() -> int:
+        begun.append(threading.current_thread().daemon)
+        assert gate.wait(60)
+        return len(begun)
+
+    async def abandon() -> None:
+        for _ in range(5):
+            task = asyncio.ensure_future(calls.run("a", slow))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        assert await calls.run("b", lambda: "another key") == "another key"
+
+    async def succeed() -> None:
+        waiting = asyncio.ensure_future(calls.run("a", slow))
+        await asyncio.sleep(0)
+        gate.set()
+        assert await waiting == 2
+        with pytest.raises(ZeroDivisionError):
+            await calls.run("a", lambda: 1 // 0)
+        assert await calls.run("a", int) == 0
+
+    asyncio.run(abandon())  # returns although the call goes on
+    asyncio.run(succeed())
+    assert begun == [True, True]

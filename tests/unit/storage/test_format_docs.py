@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import struct
+from collections.abc import Sequence
+from random import Random
 
 from bookies.kernels import Records
 from bookies.protocol.quorums import IdSet
@@ -35,6 +38,8 @@ from bookies.storage.rocksdb import (
 from bookies.storage.scrub import (
     scrub_format,
 )
+from bookies.storage.sealing import sealed_format
+from bookies.storage.sealing.sealer import Nonces, Sealer
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "reference" / "formats"
 KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
@@ -75,6 +80,27 @@ def test_journal() -> None:
         assert f"\n| {version} |" in text
     for number in journal_format.VERSION_OF_SPECIAL:
         assert f"int64({number:#x})" in text
+
+
+class _Counting(Nonces):
+    """The nonce of the example."""
+
+    def take(self, count: int) -> Sequence[bytes]:
+        return [bytes(range(12))] * count
+
+
+def test_sealed_entries() -> None:
+    key = b"k" * 32
+    keys = sealed_format.Keys(sealed_format.id_of(key), {sealed_format.id_of(key): key})
+    body = struct.pack(">qqqq", 7, 1, 0, 10) + b"CRC.hello"
+    check("sealed-entries.md", Sealer(keys, Random(1)).seal(Records.of([body]), _Counting(Random(1))).data)
+    text = (DOCS / "sealed-entries.md").read_text()
+    assert f"{journal_format.SEALED_VERSION:#x}" in text
+    assert f"{entry_log_format.SEALED_VERSION:#x}" in text
+    assert f"byte {entry_log_format.KEYS_OFFSET} " in text
+    line = re.search("^([0-9a-f]{8} [A-Za-z0-9+/]{43}=)", text, re.MULTILINE)
+    assert line
+    assert sealed_format.parse_keys(f"plain\n{line[1]}").by_id
 
 
 def test_entry_log() -> None:

@@ -8,6 +8,7 @@ from array import array
 import pytest
 from tests.fakes.adds import add_request
 
+from bookies.encoding.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.errors import Status, TlsFailed, Unauthorized
 from bookies.kernels import Records
 from bookies.wire.auth import (
@@ -52,7 +53,6 @@ from bookies.wire.messages import (
     WriteLacRequest,
 )
 from bookies.wire.sasl import DIGEST_MD5, SaslExchange, Secrets, sasl_client
-from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server, secret_of_password
 from bookies.wire.server import encode_response
 
 KEY = bytes(20)
@@ -132,7 +132,7 @@ def test_sasl(version: int) -> None:
     assert not gate_.is_open
     (proof,) = sent(gate_.received(AuthRequest(version, 2, "sasl", client.respond(challenge.payload))))
     assert isinstance(proof, AuthResponse)
-    client.check(proof.payload)
+    client.respond(proof.payload)
     assert gate_.is_open
 
 

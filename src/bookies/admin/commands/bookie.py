@@ -52,6 +52,8 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         return 0
     resolved, file, uri = _bookie_of(arguments)
     config = resolved.config
+    for directory, kind in _volatile(config):
+        print(f"bk bookie: {directory} is on {kind}: {VOLATILE_REMEDY}", file=sys.stderr)
     if arguments.dry_run:
         return _changed_settings(config, uri)
 
@@ -80,6 +82,14 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         return main.EXIT_INTERNAL
 
 
+def _volatile(config: BookieConfig) -> list[tuple[str, str]]:
+    """Return the directories whose content does not last, and the kinds of their file systems."""
+    from bookies.storage.identity.cookie import directories_of
+
+    kinds = [(directory, file_system_of(directory)) for directory in directories_of(config)]
+    return [(directory, kind) for directory, kind in kinds if kind in VOLATILE]
+
+
 def _bookie_of(arguments: argparse.Namespace) -> tuple[Resolved[BookieConfig], Layer | None, str]:
     """Return the settings, those of Apache's file if one is named, and the metadata store.
 
@@ -106,15 +116,13 @@ async def _init(arguments: argparse.Namespace) -> Report:
     from bookies.runtime.events import Events
     from bookies.runtime.ports import Lock
     from bookies.storage.identity.admission import Decision
-    from bookies.storage.identity.cookie import directories_of
 
     resolved, _, uri = _bookie_of(arguments)
     bookie = identity(resolved.config)
     config = replace(resolved.config, new_bookies=(bookie,), lost_directories=())
     check_identity(config)
-    for directory in () if arguments.volatile else directories_of(config):
-        if (kind := file_system_of(directory)) in VOLATILE:
-            raise UsageError(f"{directory} is on {kind}: {VOLATILE_REMEDY}. --volatile allows it, for trials")
+    for directory, kind in () if arguments.volatile else _volatile(config):
+        raise UsageError(f"{directory} is on {kind}: {VOLATILE_REMEDY}. --volatile allows it, for trials")
     runtime = aio.runtime()
 
     async def stamp(driver: MetadataDriver) -> Decision:
@@ -389,6 +397,25 @@ _SETTINGS = (
     Option("--lease-ms", "lease of the registration, in milliseconds (default 10000)", int),
     Option("--set NAME=VALUE", "set any setting; see `bk bookie run --list-settings`", may_repeat=True),
 )
+
+
+def _new_key(arguments: argparse.Namespace) -> Report:
+    import secrets
+
+    from bookies.errors import ConfigError
+    from bookies.runtime.files import OsDisk
+    from bookies.storage.sealing.keys_file import add_key
+    from bookies.storage.sealing.sealed_format import KEY_SIZE, label_of
+
+    path = os.path.abspath(arguments.file)
+    try:
+        key_id = label_of(add_key(OsDisk(), path, secrets.token_bytes(KEY_SIZE)))
+    except ConfigError as error:
+        raise UsageError(error.message) from error
+    text = f"key {key_id} is the first one in {path}; bookies with encryption_keys_file={path} use it within seconds"
+    return Report({"key": key_id, "file": path}, [text], remarks=["keep a copy: without the key its entries are lost"])
+
+
 VERBS = (
     verb(
         "bookie run",
@@ -485,6 +512,16 @@ VERBS = (
         RATE,
         description="Copies all replicas that the metadata places on stopped or read-only bookies to other bookies. "
         "Open ledgers with entries on them are sealed first. Repeat the command after an interruption.",
+    ),
+    verb(
+        "bookie new-key",
+        "create a key for the encryption of stored entries, and make it the first one of a keys file",
+        "bk bookie new-key /etc/bookies/keys",
+        _new_key,
+        Option("file FILE", "the bookies' encryption_keys_file; created if it is missing"),
+        description="Running bookies use the key within seconds. The keys before it stay in the file, because they "
+        "decrypt what was stored before. `bk bookie encryption` shows when a key is not needed any more. Keep a copy "
+        "of the file: without it the entries are lost.",
     ),
     *drain.VERBS,
     *balance.VERBS,

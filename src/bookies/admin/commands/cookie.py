@@ -89,12 +89,16 @@ async def _stored(driver: MetadataDriver, arguments: argparse.Namespace) -> tupl
 
 
 async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
+    from msgspec.structs import replace
+
     from bookies.metadata.formats.serde import is_bookie_id
     from bookies.model import BookieId
     from bookies.storage.identity.cookie import parse
 
     data = _read(arguments.file)
     cookie, instance_id = parse(data, path=arguments.file), await driver.instance_id()
+    if cookie.is_encrypted:  # that is a fact about the directory
+        data = replace(cookie, is_encrypted=False).pack()
     if not is_bookie_id(arguments.bookie) or cookie.bookie != arguments.bookie:
         raise UsageError(f"{arguments.file} is the cookie of bookie {cookie.bookie}, not of {arguments.bookie}")
     if cookie.instance_id not in (None, instance_id):

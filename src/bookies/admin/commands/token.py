@@ -15,6 +15,7 @@ from bookies.admin.shared.report import Report, Table
 from bookies.protocol.rights.users import (
     CERTIFICATE,
     DIGEST_MD5,
+    KERBEROS,
     NOWHERE,
     ROLES,
     SCRAM,
@@ -24,13 +25,20 @@ from bookies.protocol.rights.users import (
     Role,
     User,
     hash_of,
+    is_principal,
     parse_users,
 )
 
 HEAD = "# Users: name, role, and a credential or LABEL=PATTERN. Written by `bk token`; servers read it again.\n"
 
 PASSWORD_SIZE = 16  # random bytes
-BY = {TOKEN: "token", CERTIFICATE: "certificate", SCRAM: "SCRAM-SHA-256, PLAIN", DIGEST_MD5: "DIGEST-MD5"}
+BY = {
+    TOKEN: "token",
+    CERTIFICATE: "certificate",
+    SCRAM: "SCRAM-SHA-256, PLAIN",
+    DIGEST_MD5: "DIGEST-MD5",
+    KERBEROS: "GSSAPI",
+}
 
 
 def _path(arguments: argparse.Namespace) -> pathlib.Path:
@@ -80,6 +88,8 @@ def _add(arguments: argparse.Namespace) -> Report:
     secret = ""
     if arguments.certificate:
         credentials = [f"{CERTIFICATE}{arguments.certificate}"]
+    elif arguments.kerberos:
+        credentials = _principals(arguments.kerberos)
     elif is_sasl:
         secret = "" if arguments.password_file else secrets.token_hex(PASSWORD_SIZE)
         credentials = _verifiers(name, secret or _password(arguments.password_file), arguments.digest_md5)
@@ -103,10 +113,21 @@ def _add(arguments: argparse.Namespace) -> Report:
     return Report(facts, [secret] if secret else [], remarks=remarks)
 
 
+def _principals(text: str) -> list[str]:
+    """Return the credentials of principals that commas separate."""
+    principals = [principal.strip() for principal in text.split(",")]
+    for principal in principals:
+        if not is_principal(principal):
+            raise UsageError(
+                f"--kerberos {text}: {principal!r} is not a whole principal such as app@EXAMPLE.ORG (`klist` shows it)"
+            )
+    return [f"{KERBEROS}{principal}" for principal in principals]
+
+
 def _verifiers(name: str, password: str, has_digest_md5: bool) -> list[str]:
     """Return the credentials that check a password."""
+    from bookies.encoding.digest_md5 import secret_of_password
     from bookies.errors import Unauthorized
-    from bookies.wire.sasl.digest_md5 import secret_of_password
     from bookies.wire.sasl.scram import SALT_SIZE, verifier_of
 
     try:
@@ -162,6 +183,7 @@ VERBS = (
         Option("--on ROLE:LABEL=PATTERN", "and on ledgers with this label: writer:log=orders-*", may_repeat=True),
         OneOf(
             Option("--certificate SUBJECT", "no token: identify the user by this subject, such as commonName=alice"),
+            Option("--kerberos PRINCIPALS", "no token: identify the user by these principals, such as app@EXAMPLE.ORG"),
             Option("--sasl", "no token: a password for SASL, which is printed", bool),
             Option("--password-file FILE", "no token: the password for SASL in this file; `-`: from the input"),
         ),

@@ -300,6 +300,16 @@ VERBS = (
         example="--major --wait",
     ),
     _row(
+        "encryption",
+        "show how many bytes of entry logs are under which key, or re-encrypt those under a former one",
+        _call("encryption", lambda arguments: {"renew": arguments.re_encrypt, "wait": arguments.wait}),
+        Option("--re-encrypt", "copy what is under a former key, or under none, with the key in use", bool),
+        Option("--wait", "wait until the re-encryption has ended", bool),
+        example="--bookie b1 --re-encrypt --wait",
+        description="With `plain` as the first line of encryption_keys_file, --re-encrypt decrypts the entry logs. A "
+        "key may leave the file when no bytes are under it.",
+    ),
+    _row(
         "orphans",
         "list ledgers with entries here and without a record, and when they are deleted",
         OnBookie(_orphans, lambda arguments: [("orphans", {})], _orphan_lines),

@@ -18,6 +18,7 @@ from bookies.config import BookieConfig
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
 from bookies.storage.disks.directories import current
+from bookies.storage.identity.cookie import is_encrypted
 from bookies.storage.offline import bookie_at
 from bookies.storage.offline.offline_bookie import kept_page_size
 from bookies.storage.rocksdb.conversion import INDEX_FILES, ROCKSDB, Conversion
@@ -68,6 +69,11 @@ def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> Report:
 
 def _convert(conversion: Conversion, config: BookieConfig, arguments: argparse.Namespace) -> Report:
     conversion.open()
+    if arguments.to == ROCKSDB and any(is_encrypted(OsDisk(), current(path)) for path in config.ledger_directories):
+        raise UsageError(
+            f"{arguments.path} has encrypted entries, which Apache's bookie cannot read. Nothing was changed. Decrypt "
+            "them first: docs/howto/encrypt-entries-at-rest.md"
+        )
     if not arguments.dry_run and not conversion.restart():
         conversion.finish()
         return _report(arguments, None)

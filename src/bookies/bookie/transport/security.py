@@ -12,13 +12,14 @@ from datetime import datetime
 from bookies.bookie.transport.users_file import UsersFile
 from bookies.config import BookieConfig, ClientConfig
 from bookies.encoding.key_stores import is_key_store, read_key_store
-from bookies.errors import ConfigError, InvalidArgument
-from bookies.protocol.rights.users import CERTIFICATE, DIGEST_MD5, SCRAM, hash_of
+from bookies.errors import ConfigError, InvalidArgument, Unauthorized
+from bookies.protocol.rights.users import CERTIFICATE, DIGEST_MD5, KERBEROS, SCRAM, hash_of
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.wire.auth import BookieGate, Exchange, RoleExchange, Subject, text_of
 from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.sasl import SaslExchange, Secrets
+from bookies.wire.sasl.mechanisms import Principals
 from bookies.wire.sasl.scram import parse_verifier
 
 NONCE_BITS = 192
@@ -39,6 +40,7 @@ class Security:
         self._events = events
         has_users = config.authentication != "none" and config.users_file
         self.users = UsersFile(runtime.disk, config.users_file, runtime.clock) if has_users else None
+        self._principals = self._read_principals(runtime) if config.kerberos_keytab else None
         self._decoy_key = runtime.random.getrandbits(DECOY_BITS).to_bytes(DECOY_BITS // 8, "big")
         self._is_allowed = re.compile(config.sasl_allowed_ids).fullmatch
         self._told: dict[tuple[str, str], None] = {}
@@ -104,9 +106,8 @@ class Security:
         match self._config.authentication:
             case "sasl":
                 nonce = f"{self._random.getrandbits(NONCE_BITS):x}"
-                return SaslExchange(
-                    self._secrets_of, lambda user: self._is_allowed(user) is not None, nonce, self._decoy_key
-                )
+                is_allowed = lambda user: self._is_allowed(user) is not None  # noqa: E731
+                return SaslExchange(self._secrets_of, is_allowed, nonce, self._decoy_key, self._principals)
             case "certificate":
                 return RoleExchange(self._config.authorized_roles, self._user_of)
             case _:
@@ -126,9 +127,20 @@ class Security:
 
     def _user_of(self, subject: Subject) -> str | None:
         """Return the user with a certificate of this subject."""
-        users = {} if self.users is None else self.users.current().by_credential
-        user = users.get(f"{CERTIFICATE}{text_of(subject)}")
+        return self._user_by(f"{CERTIFICATE}{text_of(subject)}")
+
+    def _user_by(self, credential: str) -> str | None:
+        user = None if self.users is None else self.users.current().by_credential.get(credential)
         return None if user is None else user.name
+
+    def _read_principals(self, runtime: Runtime) -> Principals:
+        """Load Kerberos. Every connection opens the keytab again. Raises `ConfigError` if it is unusable now."""
+        kerberos, keytab = runtime.kerberos(), self._config.kerberos_keytab
+        try:
+            kerberos.accept(keytab)
+        except Unauthorized as error:
+            raise ConfigError(f"kerberos_keytab {keytab}: {error.message}") from error
+        return Principals(lambda: kerberos.accept(keytab), lambda principal: self._user_by(f"{KERBEROS}{principal}"))
 
 
 def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:

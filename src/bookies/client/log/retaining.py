@@ -13,7 +13,7 @@ no harm: the first swap of an extent counts. See `protocol/log/compaction.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from bookies.errors import (
 )
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import LedgerAt, LedgerDeletion, RecordAt, RecordWrite, Step
+from bookies.model import BookieId
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.compaction import (
     KEYS_MAX,
@@ -214,6 +215,9 @@ class CompactionBasis(NamedTuple):
     expired: int
 
 
+Moved = Callable[[int, Sequence[BookieId], int], Awaitable[None]]
+
+
 class Compactor:
     """One compaction of a log. `tombstone_ms`: time for which the last record of a key stays if it has no value."""
 
@@ -307,8 +311,12 @@ class Compactor:
             )
         return [change.basis.storage for change in rewritten if change not in unlisted]
 
-    async def written(self, extent: Extent, goes: Sequence[int]) -> Rewritten:
-        """Write and close the ledger of what stays of an extent. `goes`: 1 for each entry that does not."""
+    async def written(self, extent: Extent, goes: Sequence[int], moved: Moved | None = None) -> Rewritten:
+        """Write and close the ledger of what stays of an extent. `goes`: 1 for each entry that does not.
+
+        `moved`: is awaited after each batch, with the bytes read, the bookies of the new ledger, and the bytes of all
+        copies written to them.
+        """
         name, like = self._parts.records.name, self._parts.records.current
         now_ms = self._parts.runtime.clock.wall_ms()
         attempt = f"{self._parts.runtime.random.getrandbits(64):016x}"
@@ -327,10 +335,13 @@ class Compactor:
                 async for batch in batches:
                     rows = zip(batch.entry_ids, batch.payloads(), strict=True)
                     kept = [(entry_id, entry) for entry_id, entry in rows if not goes[entry_id - extent.first]]
+                    kept_size = sum(len(entry) for _, entry in kept)
                     if kept:
                         await writer.append_many([entry for _, entry in kept])
                         ids += [entry_id for entry_id, _ in kept]
-                        size += sum(len(entry) for _, entry in kept)
+                        size += kept_size
+                    if moved is not None:
+                        await moved(batch.size, writer.metadata.last_ensemble, kept_size * like.write_quorum)
             for record in pack_kept(ids):
                 await writer.append(record)
             await writer.seal()

@@ -40,9 +40,10 @@ from bookies.errors import (
     InvalidArgument,
     LedgerNotFound,
     LedgerUnknownToBookie,
+    MetadataCorrupt,
     ReadFailed,
 )
-from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.pacing import RateLimit
@@ -200,6 +201,20 @@ class ReplicaTools:
     async def record(self, ledger_id: int) -> Versioned:
         """Return a ledger's record and its version in the metadata store. Raises `LedgerNotFound`."""
         return await self.access.read(ledger_id)
+
+    async def records(self, ledger_ids: Sequence[int]) -> AsyncIterator[list[Versioned]]:
+        """Iterate over the records of these ledgers, in groups; those that do not exist are left out.
+
+        Raises `MetadataCorrupt`.
+        """
+        for start in range(0, len(ledger_ids), READ_AT_ONCE):
+            group = []
+            for stored in await self._driver.read_ledgers(ledger_ids[start : start + READ_AT_ONCE]):
+                if isinstance(stored, MetadataCorrupt):
+                    raise stored
+                if stored is not None:
+                    group.append(stored)
+            yield group
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         """Iterate over the ids of all ledgers, ascending, in pages.

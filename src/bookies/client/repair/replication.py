@@ -39,7 +39,7 @@ from bookies.protocol.repair.replicate import (
     replaced_in,
 )
 from bookies.runtime.histogram import Stages
-from bookies.runtime.throttle import pause, throttle
+from bookies.runtime.tasks import pause, throttle
 
 STAGES = ("claim", "check", "read", "write", "rate", "metadata")  # of a repair
 COPIED_AT_ONCE = 8  # ledgers; most are small, so each copy mostly waits

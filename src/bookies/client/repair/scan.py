@@ -27,8 +27,7 @@ from bookies.model import BookieId
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.pacing import RateLimit, doubled
 from bookies.protocol.repair.fragments import missing_runs, runs_of
-from bookies.runtime.tasks import all_of
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import all_of, throttle
 
 T = TypeVar("T")
 LANES = 4  # batches in flight

@@ -12,18 +12,22 @@ from typing import cast
 
 from bookies.client.transport.connection import Connection
 from bookies.config import ClientConfig
+from bookies.encoding.digest_md5 import SERVICE
 from bookies.encoding.documents import parse_toml
+from bookies.encoding.gssapi import GssapiClient
 from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError, RemoteProtocolError, TlsFailed
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
+from bookies.runtime.ports import Disk, Encryption, KerberosLogin, Runtime, TlsFiles
 from bookies.wire import v2, v3
-from bookies.wire.auth import Ask, BeginTls, ClientOpening, Fail, Open, Step
+from bookies.wire.auth import Ask, BeginTls, ClientOpening, Fail, Open, SaslClient, Step
 from bookies.wire.client import encode_request
 from bookies.wire.framing import PREFIX_SIZE
 from bookies.wire.messages import Response
 from bookies.wire.sasl import DIGEST_MD5, MECHANISMS, PLAIN, sasl_client
+from bookies.wire.sasl.mechanisms import GSSAPI
 
 NONCE_BITS = 192
+KERBEROS_KEYS = {"mechanism", "principal", "keytab", "service"}  # of sasl_file
 RECHECK_S = 1.0  # at least, between two reads of sasl_file
 FRAME_SIZE_MAX = 64 << 10  # bytes of a response to START_TLS or AUTH
 
@@ -48,13 +52,20 @@ class ClientSecurity:
         """Report whether connections need a handshake before the first request."""
         return self.encryption is not None or self._credentials is not None
 
-    def opening(self, connection: Connection) -> ClientOpening:
-        """Return the opening of a new connection."""
+    async def opening(self, connection: Connection, host: str) -> ClientOpening:
+        """Return the opening of a new connection; with Kerberos get a ticket for the bookie on `host` before.
+
+        Raises `Unauthorized`, `BookieUnreachable` if the KDC does not answer.
+        """
         tls = "" if self.encryption is None else "direct" if self.tls_port else "start"
-        sasl = None
+        sasl: SaslClient | None = None
         if self._credentials is not None:
             self._reread()
-            sasl = sasl_client(*self._credentials, f"{self._runtime.random.getrandbits(NONCE_BITS):x}")
+            credentials = self._credentials
+            if isinstance(credentials, KerberosLogin):
+                sasl = GssapiClient(*await self._runtime.kerberos().initiate(credentials, host))
+            else:
+                sasl = sasl_client(*credentials, f"{self._runtime.random.getrandbits(NONCE_BITS):x}")
         version = v3.VERSION if connection.wire == "v3" else v2.VERSION
         return ClientOpening(version, tls, sasl, lambda: connection.next_txn_ids()[0])
 
@@ -68,10 +79,12 @@ class ClientSecurity:
         except ConfigError as error:
             self._events.warning("sasl.credentials_kept", error=error, consequence="the previous ones stay in use")
 
-    def _read(self) -> tuple[str, str, str]:
+    def _read(self) -> tuple[str, str, str] | KerberosLogin:
         path = self._config.sasl_file
         credentials = read_credentials(self._runtime.disk, path)
-        if credentials[0] == PLAIN and not self._config.tls:
+        if isinstance(credentials, KerberosLogin):
+            self._runtime.kerberos()
+        elif credentials[0] == PLAIN and not self._config.tls:
             raise ConfigError(f"sasl_file {path}: PLAIN sends the password, so it needs tls = true")
         return credentials
 
@@ -79,10 +92,12 @@ class ClientSecurity:
 class Handshake(asyncio.Protocol):
     """The protocol of a connection until it is open. `wait` returns then."""
 
-    def __init__(self, connection: Connection, security: ClientSecurity, host: str) -> None:
+    def __init__(
+        self, connection: Connection, encryption: Encryption | None, opening: ClientOpening, host: str
+    ) -> None:
         self._connection = connection
-        self._encryption = security.encryption
-        self._opening = security.opening(connection)
+        self._encryption = encryption
+        self._opening = opening
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -216,19 +231,27 @@ def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
     return runtime.tls(files, False)
 
 
-def read_credentials(disk: Disk, path: str) -> tuple[str, str, str]:
-    """Return mechanism, user and password from a TOML file. Raises `ConfigError`, whose message has no password."""
+def read_credentials(disk: Disk, path: str) -> tuple[str, str, str] | KerberosLogin:
+    """Return mechanism, user and password from a TOML file, or those of Kerberos. Raises `ConfigError`, whose message
+    has no password."""
     try:
         settings = {"mechanism": DIGEST_MD5, **parse_toml(disk.read_bytes(path))}
     except OSError as error:
         raise ConfigError(f"sasl_file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"sasl_file {path} is not TOML: {error}") from error
+    if settings["mechanism"] == GSSAPI:
+        if not set(settings) <= KERBEROS_KEYS or not all(isinstance(value, str) for value in settings.values()):
+            raise ConfigError(f"sasl_file {path}: with GSSAPI it may have principal, keytab and service, all texts")
+        return KerberosLogin(
+            settings.get("principal", ""), settings.get("keytab", ""), settings.get("service") or SERVICE
+        )
     mechanism, user, password = (settings.get(name) for name in ("mechanism", "username", "password"))
+    if mechanism not in MECHANISMS:
+        known = ", ".join((*MECHANISMS, GSSAPI))
+        raise ConfigError(f"sasl_file {path}: mechanism = {mechanism!r}: must be one of {known}")
     if set(settings) != {"mechanism", "username", "password"} or not (
         isinstance(user, str) and isinstance(password, str)
     ):
         raise ConfigError(f'sasl_file {path} must have two lines, username = "..." and password = "..."')
-    if mechanism not in MECHANISMS:
-        raise ConfigError(f"sasl_file {path}: mechanism = {mechanism!r}: must be one of {', '.join(MECHANISMS)}")
-    return str(mechanism), user, password
+    return mechanism, user, password

@@ -132,7 +132,7 @@ class _Connector:
     async def open(self, connection: Connection) -> None:
         """Open the connection, or report to it why that failed."""
         bookie = connection.bookie
-        where, handshake = "", None
+        where, handshake, is_opening = "", None, False
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 host, port = await self._resolve(bookie)
@@ -142,13 +142,16 @@ class _Connector:
                 else:
                     port = self._security.tls_port or port
                     where = f" at {host}:{port}"
-                    handshake = Handshake(connection, self._security, host)
+                    is_opening = True
+                    opening = await self._security.opening(connection, host)
+                    handshake = Handshake(connection, self._security.encryption, opening, host)
                     await self._network.connect(host, port, lambda: handshake)
                     await handshake.wait()
         except Exception as cause:  # noqa: BLE001  (a mistake, in `resolve` too, ends this connection alone)
             reason = cause.message if isinstance(cause, BookKeeperError) else str(cause) or type(cause).__name__
-            if handshake is not None and isinstance(cause, TimeoutError):
-                reason = f"no answer in time while the client waited for {handshake.waits_for}"
+            if is_opening and isinstance(cause, TimeoutError):
+                what = "a Kerberos ticket from the KDC" if handshake is None else handshake.waits_for
+                reason = f"no answer in time while the client waited for {what}"
             error_type = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
             error = error_type(f"cannot connect{where}: {reason}", bookie=bookie)
             error.__cause__ = cause

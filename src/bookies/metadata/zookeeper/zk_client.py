@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import importlib
-import importlib.util
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +17,17 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from bookies.errors import ClientClosed, ConfigError, MetadataError, SessionExpired, TlsFailed
+from bookies.encoding.digest_md5 import DigestMd5Client
+from bookies.encoding.gssapi import GssapiClient
+from bookies.errors import (
+    BookieUnreachable,
+    ClientClosed,
+    ConfigError,
+    MetadataError,
+    SessionExpired,
+    TlsFailed,
+    Unauthorized,
+)
 from bookies.metadata.zookeeper import zk_wire
 from bookies.metadata.zookeeper.zk_wire import Broken, Code, EventKind, Fault, Granted, Reader
 from bookies.metadata.zookeeper.zookeeper_port import (
@@ -40,14 +48,15 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     WrongVersion,
 )
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Encryption, Runtime, TlsFiles
+from bookies.runtime.ports import Encryption, KerberosLogin, Runtime, TlsFiles
 from bookies.runtime.tasks import Tasks
 
 PORT = 2181  # where the URI names none
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 2.0  # between rounds of all servers; at most a fifth of a session timeout
 PINGS_UNANSWERED = 2
 PING_INTERVAL = 2 / 9  # of a session timeout
-_DIGEST_HOST = "zk-sasl-md5"  # the name that every server of ZooKeeper has under DIGEST-MD5
+_DIGEST_URI = "zookeeper/zk-sasl-md5"  # every server of ZooKeeper has this name under DIGEST-MD5
+NONCE_BITS = 192
 STOP_S = 1.0  # in addition to a session timeout, for the server to end the session
 _Watch = Callable[[], None]
 _WatchKey = tuple[bool, str]  # whether of a znode's children, path
@@ -75,12 +84,6 @@ _FIRED: dict[int, tuple[bool, ...]] = {  # event -> the kinds of watches that it
 }
 
 
-def check_available(uri: str, credentials: Credentials) -> None:
-    """Check the library that SASL needs. Raises `ConfigError`, which names the package."""
-    if credentials.sasl and importlib.util.find_spec("puresasl") is None:
-        raise ConfigError(f"{uri} uses SASL, which needs a library: pip install 'bookies[zookeeper]'")
-
-
 class _Faulty(Exception):
     """The server answered a request with an error code."""
 
@@ -102,11 +105,13 @@ class _CredentialsRefused(Exception):
 
 
 class _Session(Struct):
-    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag."""
+    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag.
+    `lost_count`: the client's sessions that ended before it."""
 
     number: int = 0  # 0: none yet
     password: bytes = zk_wire.PASSWORD_NONE
     zxid: int = 0
+    lost_count: int = 0
 
 
 class _Watches:
@@ -274,8 +279,8 @@ class ZooKeeperClient:
         self._connection: _Connection | None = None  # that has taken up the session
         self._changed = asyncio.Event()  # connected, closed or refused
         self._end: Exception | None = None  # what every request gets from here on
+        self._failure = ""  # of the last attempt to connect, or what it waits for
         self._session = _Session()
-        self._sessions_lost = 0
         self._session_lost: Callable[[], None] = lambda: None
         self._watches = _Watches()
 
@@ -328,25 +333,25 @@ class ZooKeeperClient:
         self._runtime.random.shuffle(servers)
         pause = 0.0  # before the next round of all servers
         failed_count = 0
+        was_connected = False
         for host, port in itertools.cycle(servers):
             if failed_count and failed_count % len(servers) == 0:
                 pause = min(max(2 * pause, RECONNECT_S_MIN), RECONNECT_S_MAX, self._timeout_s / 5)
                 await asyncio.sleep(pause * (0.5 + self._runtime.random.random() / 2))
+            self._failure = ""
             try:
                 async with asyncio.timeout(max(self._timeout_s / len(servers), RECONNECT_S_MIN)):
                     connection = await self._connect(host, port)
-            except _CredentialsRefused:
-                self._ended(
-                    MetadataError(
-                        f"ZooKeeper at {self.hosts} refuses our credentials ({self._credentials!r}): correct the file "
-                        "that options= in the metadata URI names"
-                    )
-                )
-                return
-            except (OSError, TlsFailed, Broken, _ConnectionLost) as error:
+            except (OSError, TlsFailed, Broken, _ConnectionLost, _CredentialsRefused) as error:
+                # Credentials that were good once may be good again: a ticket expires, a key is replaced.
+                if isinstance(error, _CredentialsRefused) and not was_connected:
+                    self._ended(MetadataError(f"ZooKeeper at {self.hosts} {error}"))
+                    return
                 failed_count += 1
-                self._events.info("zookeeper.not_connected", server=f"{host}:{port}", error=str(error) or "time-out")
+                self._failure = str(error) or self._failure or "time-out"
+                self._events.info("zookeeper.not_connected", server=f"{host}:{port}", error=self._failure)
                 continue
+            was_connected = True
             began = self._runtime.clock.monotonic()
             self._connection = connection
             self._changed.set()
@@ -400,35 +405,43 @@ class ZooKeeperClient:
                 await self._authenticate_by_sasl(connection, host)
         except _Faulty as error:
             if error.fault in (Fault.AUTHENTICATION_FAILED, Fault.NO_RIGHTS):
-                raise _CredentialsRefused from error
+                raise self._refused("") from error
             raise Broken(f"error {error} to our credentials") from error
         # Two thirds of the timeout are for noticing that the server is away: a part of an interval until the next ping,
         # and one interval for each. One third is for another server.
         connection.keep_alive(granted.timeout_ms / 1000 * PING_INTERVAL)
 
     async def _authenticate_by_sasl(self, connection: _Connection, host: str) -> None:
-        options = dict(self._credentials.sasl)
-        service = options.pop("service", "zookeeper")
-        mechanism = options.pop("mechanism")
-        if mechanism == "DIGEST-MD5":
-            host = _DIGEST_HOST
-        library = importlib.import_module("puresasl.client")
-        conversation = library.SASLClient(host=host, service=service, mechanism=mechanism, **options)
-        token = conversation.process() or b""
-        while not conversation.complete:
-            answer = asyncio.get_running_loop().create_future()
-            connection.send(Code.SASL, zk_wire.buffer(token), Reader.buffer, answer)
-            challenge = await answer
-            try:
-                token = conversation.process(challenge) or b""
-            except Exception as error:
-                raise _CredentialsRefused from error
+        try:
+            client = await self._sasl_client(host)
+            token: bytes | None = client.first()
+            while token is not None:
+                answer = asyncio.get_running_loop().create_future()
+                connection.send(Code.SASL, zk_wire.buffer(token), Reader.buffer, answer)
+                challenge = await answer
+                token = None if client.is_complete else client.respond(challenge)
+        except BookieUnreachable as error:  # the KDC
+            raise Broken(error.message) from error
+        except (Unauthorized, ConfigError) as error:
+            raise self._refused(f": {error.message}") from error
+
+    def _refused(self, reason: str) -> _CredentialsRefused:
+        way_out = "correct the file that options= in the metadata URI names"
+        return _CredentialsRefused(f"refuses our credentials ({self._credentials!r}){reason}: {way_out}")
+
+    async def _sasl_client(self, host: str) -> DigestMd5Client | GssapiClient:
+        sasl = self._credentials.sasl
+        assert sasl is not None
+        if isinstance(sasl, KerberosLogin):
+            self._failure = "no Kerberos ticket from the KDC in time"
+            return GssapiClient(*await self._runtime.kerberos().initiate(sasl, host))
+        cnonce = f"{self._runtime.random.getrandbits(NONCE_BITS):x}"
+        return DigestMd5Client(*sasl, cnonce, _DIGEST_URI)
 
     def _forget_session(self) -> None:
         had_session = self._session.number != 0
-        self._session = _Session()
+        self._session = _Session(lost_count=self._session.lost_count + had_session)
         if had_session:
-            self._sessions_lost += 1
             self._session_lost()
 
     async def _connected(self) -> _Connection:
@@ -440,9 +453,10 @@ class ZooKeeperClient:
                         await (asyncio.sleep(0) if self._changed.is_set() else self._changed.wait())
         except TimeoutError:
             possible = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
+            last = f" (last attempt: {self._failure})" if self._failure else ""
             raise MetadataError(
-                f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s; check that it runs, and "
-                f"that the {possible} are right"
+                f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s{last}; check that it "
+                f"runs, and that the {possible} are right"
             ) from None
         if self._end is not None:
             raise copy.copy(self._end)
@@ -473,7 +487,7 @@ class ZooKeeperClient:
         connection = await self._connected()
         if only_in not in (None, self.session_id):
             raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
-        loop, session = asyncio.get_running_loop(), self._sessions_lost
+        loop, session = asyncio.get_running_loop(), self._session.lost_count
         answer: asyncio.Future[Any] = loop.create_future()
         timer = loop.call_later(self._timeout_s, _give_up, answer)
         try:
@@ -488,7 +502,7 @@ class ZooKeeperClient:
         except _ConnectionLost as error:
             if self._end is not None:
                 raise copy.copy(self._end) from error
-            if session != self._sessions_lost:
+            if session != self._session.lost_count:
                 raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost") from error
             raise OutcomeUnknown(
                 f"the connection to ZooKeeper at {self.hosts} was lost before it answered: {error}"

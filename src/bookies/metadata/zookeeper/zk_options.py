@@ -21,9 +21,10 @@ from typing import Any
 from bookies.encoding.documents import parse_toml
 from bookies.errors import ConfigError
 from bookies.metadata.zookeeper.zookeeper_port import Credentials
-from bookies.runtime.ports import Disk
+from bookies.runtime.ports import Disk, KerberosLogin
 
 _TOP = {"secure": bool, "digest": str, "sasl": dict, "tls": dict}
+_SASL: dict[str, type] = dict.fromkeys(("mechanism", "username", "password", "principal", "keytab", "service"), str)
 _TLS = {
     "authority": str,
     "certificate": str,
@@ -53,19 +54,17 @@ def parse_options(path: str, data: bytes) -> Credentials:
     _check(path, "", options, _TOP)
     sasl, tls = options.get("sasl", {}), options.get("tls", {})
     _check(path, "tls.", tls, _TLS)
-    _check(path, "sasl.", sasl, dict.fromkeys(sasl, str))
+    _check(path, "sasl.", sasl, _SASL)
     digest = options.get("digest")
     if digest is not None and ":" not in digest:
         raise ConfigError(f"{path}: digest must be USER:PASSWORD")
-    if sasl and "mechanism" not in sasl:
-        raise ConfigError(f"{path}: sasl needs a mechanism, such as DIGEST-MD5 or GSSAPI")
     if ("certificate" in tls) is not ("key" in tls):
         raise ConfigError(f"{path}: tls.certificate and tls.key belong together")
     if options.get("secure") and not (digest or sasl or "certificate" in tls):
         raise ConfigError(f"{path}: secure = true needs an identity: digest, sasl, or tls.certificate and tls.key")
     return Credentials(
         digest=digest,
-        sasl=tuple(sasl.items()),
+        sasl=_sasl(path, sasl) if "sasl" in options else None,
         is_tls="tls" in options,
         authority=tls.get("authority"),
         certificate=tls.get("certificate"),
@@ -75,6 +74,19 @@ def parse_options(path: str, data: bytes) -> Credentials:
         checks_host_name=tls.get("check_host_name", True),
         is_secure=options.get("secure", False),
     )
+
+
+def _sasl(path: str, sasl: dict[str, str]) -> tuple[str, str] | KerberosLogin:
+    match sasl.get("mechanism"):
+        case "DIGEST-MD5" if set(sasl) == {"mechanism", "username", "password"}:
+            return sasl["username"], sasl["password"]
+        case "GSSAPI" if not {"username", "password"} & set(sasl):
+            return KerberosLogin(sasl.get("principal", ""), sasl.get("keytab", ""), sasl.get("service") or "zookeeper")
+        case _:
+            raise ConfigError(
+                f"{path}: sasl needs mechanism, username and password with DIGEST-MD5, or mechanism and, where they "
+                "are not the defaults, principal, keytab and service with GSSAPI"
+            )
 
 
 def _check(path: str, where: str, options: dict[str, Any], known: dict[str, type]) -> None:

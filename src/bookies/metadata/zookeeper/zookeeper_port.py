@@ -20,6 +20,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from bookies.errors import MetadataError
+from bookies.runtime.ports import KerberosLogin
 
 ANY_VERSION = -1
 REQUEST_SIZE_MAX = (1 << 20) - 1  # bytes; a server drops the connection after a larger request (jute.maxbuffer)
@@ -117,13 +118,13 @@ Outcome = str | Stat | None
 class Credentials(Struct, frozen=True):
     """Credentials and TLS files for ZooKeeper.
 
-    `digest`: `user:password` of the digest scheme. `sasl`: options of the library pure-sasl, `mechanism`, `username`,
-    `password` and so on. `is_tls` with `authority` (PEM file), and for mutual TLS `certificate` and `key`.
+    `digest`: `user:password` of the digest scheme. `sasl`: user and password for DIGEST-MD5, or whom
+    Kerberos proves. `is_tls` with `authority` (PEM file), and for mutual TLS `certificate` and `key`.
     `is_secure`: znodes are readable and writable for this identity alone (Apache's `zkEnableSecurity`).
     """
 
     digest: str | None = None
-    sasl: tuple[tuple[str, str], ...] = ()
+    sasl: tuple[str, str] | KerberosLogin | None = None
     is_tls: bool = False
     authority: str | None = None
     certificate: str | None = None

@@ -10,6 +10,7 @@ label of their custom metadata and a pattern for its value. The ledgers of a log
     app      reader         team=billing
     app      limit          bytes=10m requests=500                   per second, at each bookie and gateway
     batch    reader         certificate:commonName=batch
+    etl      writer         kerberos:etl/host1@EXAMPLE.ORG
 
 No line has a password or a token, only what checks them.
 """
@@ -28,6 +29,7 @@ from bookies.errors import ConfigError
 from bookies.units import parse_size
 
 TOKEN, CERTIFICATE, SCRAM, DIGEST_MD5 = "sha256:", "certificate:", "scram-sha-256:", "digest-md5:"
+KERBEROS = "kerberos:"
 TOKEN_PREFIX = "bk_"  # lets scanners of repositories recognize a leaked token
 TOKEN_BITS = 256  # random bits; a fast hash is enough then
 RATE_LENGTH_MAX = 20  # digits and unit
@@ -35,8 +37,10 @@ LABELS_S = 60.0  # for which servers keep the labels of a ledger, or a role that
 LIMIT, NOWHERE = "limit", "none"
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _BASE64 = "[A-Za-z0-9+/]+={0,2}"
+_PRINCIPAL = r"[^@\s]+@[^@\s]+"
 _CREDENTIAL = re.compile(
     f"{TOKEN}[0-9a-f]{{64}}|{CERTIFICATE}.+|{SCRAM}[0-9]{{1,9}}(?::{_BASE64}){{3}}|{DIGEST_MD5}[0-9a-f]{{32}}"
+    f"|{KERBEROS}{_PRINCIPAL}"
 )
 _GRANT = re.compile(r"([^=\s]+)=(.+)")
 
@@ -128,6 +132,11 @@ def hash_of(token: str) -> str:
     return f"{TOKEN}{hashlib.sha256(token.encode()).hexdigest()}"
 
 
+def is_principal(text: str) -> bool:
+    """Report whether this is a principal of Kerberos with its realm."""
+    return re.fullmatch(_PRINCIPAL, text) is not None
+
+
 def parse_users(text: str) -> Users:
     """Return the users of a file. Raises `ConfigError`, which names the line and no credential."""
     lines: dict[str, list[tuple[int, str, str]]] = {}
@@ -169,10 +178,12 @@ def _user(name: str, lines: list[tuple[int, str, str]]) -> User:
                 raise ConfigError(f"line {number}: {name} has a password in a line above: a user has one")
             role = given
             credentials.append(rest)
-        elif rest.startswith((TOKEN, CERTIFICATE, SCRAM, DIGEST_MD5)) or not (match := _GRANT.fullmatch(rest)):
+        elif rest.startswith((TOKEN, CERTIFICATE, SCRAM, DIGEST_MD5, KERBEROS)) or not (
+            match := _GRANT.fullmatch(rest)
+        ):
             raise ConfigError(
                 f"line {number}: {name} needs a credential (sha256:HASH, certificate:SUBJECT, scram-sha-256:..., "
-                "digest-md5:HASH), or ledgers (LABEL=PATTERN, log=PATTERN)"
+                "digest-md5:HASH, kerberos:NAME@REALM), or ledgers (LABEL=PATTERN, log=PATTERN)"
             )
         else:
             grants.append(Grant(given, match[1], match[2]))

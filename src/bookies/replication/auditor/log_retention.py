@@ -17,7 +17,7 @@ from bookies.protocol.log.retention import LogRemoval
 from bookies.protocol.pacing import RateLimit
 from bookies.replication.base.recovery_switch import Switch
 from bookies.runtime.events import Events
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 
 
 class Removed(Struct):

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.protocol.pacing import RateLimit
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 
 NAMED_MAX = 100  # named ledgers with unreadable records
 

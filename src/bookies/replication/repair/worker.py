@@ -37,8 +37,7 @@ from bookies.protocol.repair.drain import replicas_elsewhere
 from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait
 from bookies.replication.base.task_parts import TaskParts
 from bookies.runtime.histogram import Outcomes, Stages
-from bookies.runtime.tasks import all_of
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import all_of, throttle
 
 LISTING_MIN_S, LISTING_MAX_S = 1.0, 60.0  # between two listings of the marks
 LISTING_SHARE = 20  # minimal pause between two listings, as a multiple of the time that one takes

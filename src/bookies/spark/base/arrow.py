@@ -117,6 +117,18 @@ def schema_of_ddl(ddl: str) -> pa.Schema:
     return pa.schema([pa.field(name, TYPES[spark_type], nullable=True) for name, spark_type in columns])
 
 
+def schema_of_spark(schema: Any) -> pa.Schema:
+    """Return Spark's schema as Arrow's, with timestamps in UTC."""
+    from inspect import signature
+
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    has_zone = "timezone" in signature(to_arrow_schema).parameters  # Before Spark 4.2 it is always UTC.
+    options: Any = {"timezone": "UTC"} if has_zone else {}
+    arrow_schema: pa.Schema = to_arrow_schema(schema, **options)
+    return arrow_schema
+
+
 def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
     """Split the entries into batches of at most `BATCH_SIZE_MAX` bytes, or of one entry."""
     if batch.size <= BATCH_SIZE_MAX:

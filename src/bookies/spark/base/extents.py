@@ -7,13 +7,16 @@ client-protocol 5.5.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, to_builtins
+from msgspec.json import decode
 from msgspec.structs import replace
 
-from bookies.errors import InvalidArgument
+from bookies.errors import InvalidArgument, LogTruncated
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import Extent
 from bookies.spark.base.offsets import At, Key
@@ -83,6 +86,32 @@ class Missing(Struct, frozen=True):
     start: At
     until: At
     rows: int | None
+
+
+class Snapshot(Struct, frozen=True):
+    """Rows `start` up to, not including, `end` of the log with a token. `compaction`: what compactions had removed."""
+
+    token: str
+    start: int
+    end: int
+    compaction: str = ""
+
+
+def pack_snapshots(noted: Mapping[str, Snapshot]) -> str:
+    """Return the text of snapshots, by log."""
+    return json.dumps({log: to_builtins(one) for log, one in sorted(noted.items())}, sort_keys=True)
+
+
+def parse_snapshots(text: str) -> dict[str, Snapshot]:
+    """Return snapshots, by log. Raises `ValueError`."""
+    try:
+        noted = decode(text.encode(), type=dict[str, Snapshot])
+    except MsgspecError as error:
+        raise ValueError(f"expected the text that snapshot_logs returns: {error}") from error
+    for one in noted.values():
+        if not 0 <= one.start <= one.end:
+            raise ValueError(f"expected the text that snapshot_logs returns: rows {one.start} to {one.end}")
+    return noted
 
 
 class Extents(Struct, frozen=True):
@@ -203,6 +232,43 @@ class Extents(Struct, frozen=True):
         """Report whether `at` is before `position`. True as well if the log does not list that position's ledger."""
         seq = next((piece.seq for piece in self.pieces if piece.ledger_id == position.ledger_id), None)
         return seq is None or at < self.normal((seq, position.entry_id))
+
+    def snapshot(self) -> Snapshot:
+        """Return the note of the rows that can be read now. Raises `InvalidArgument` if they have no numbers."""
+        if not (self.is_log and self.has_numbers):
+            raise InvalidArgument(f"{self}: a snapshot is of logs whose rows are numbered")
+        start, end = self.row_of(self.beginning), self.rows
+        return Snapshot(self.token or "", start, end, self._compaction_of(start, end))
+
+    def within(self, noted: Snapshot) -> tuple[At, At]:
+        """Return the first and the end position of the rows of a snapshot.
+
+        Raises `LogTruncated` if the log does not have exactly these rows.
+        """
+        again = "take a new snapshot, or read what is left without option snapshot"
+        if noted.token != self.token:
+            raise LogTruncated(f"{self} was deleted and created again since the snapshot: {again}")
+        if (first := self.row_of(self.beginning)) > noted.start and noted.start < noted.end:
+            raise LogTruncated(
+                f"{self}: rows {noted.start:,} to {min(first, noted.end) - 1:,} of the snapshot were truncated; the "
+                f"log now begins at row {first:,}: {again}"
+            )
+        if self._compaction_of(noted.start, noted.end) != noted.compaction:
+            raise LogTruncated(
+                f"{self}: a compaction has removed rows between {noted.start:,} and {noted.end - 1:,} since the "
+                f"snapshot: {again}"
+            )
+        start, end = max(noted.start, first), max(noted.end, first)
+        return self.at_row(start), self.at_row(end)
+
+    def _compaction_of(self, start: int, end: int) -> str:
+        """Return a text that changes if a compaction removes any of these rows; empty before the first one."""
+        stored = [
+            (piece.seq, piece.stored.ledger_id)
+            for piece in self.pieces
+            if piece.stored is not None and piece.row < end and piece.row + piece.count > start
+        ]
+        return hashlib.sha256(repr(stored).encode()).hexdigest()[:16] if stored else ""
 
     def runs(self, start: At, end: At) -> Iterator[Piece]:
         """Yield the rows from `start` up to, not including, `end`. Trusts an `end` in an extent that is still open."""

@@ -25,7 +25,7 @@ from bookies.units import parse_duration, parse_size
 
 URI = "bookkeeper.metadataServiceUri"
 CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
-VIEW = "use CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
+VIEW = "use bookies.spark.register_logs, or CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bookies.config import ClientConfig
 from bookies.errors import InvalidArgument
 from bookies.protocol.log.log_model import check_log_name
+from bookies.spark.base.extents import Snapshot, parse_snapshots
 from bookies.spark.base.options import (
     URI,
     client_config,
@@ -91,6 +92,9 @@ class EndOptions:
     ending_timestamp: str | None = option("endingTimestamp", "end of the range, in ms since 1970, for all logs")
     ending_timestamps: str | None = option(
         "endingOffsetsByTimestamp", "end of the range, in ms since 1970, for each log"
+    )
+    snapshot: Mapping[str, Snapshot] | None = option(
+        "snapshot", "the rows of [a snapshot](spark-tables.md#snapshots), for all its logs", parse_snapshots
     )
     limit: int | None = option("limit", "at most this number of entries, the first ones: no others are read", size)
 
@@ -297,6 +301,8 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
     ending = where(options, "ending", LATEST)
     check_named(starting, chosen, "starting")
     check_named(ending, chosen, "ending")
+    if values["snapshot"] is not None:
+        _check_snapshot(values["snapshot"], options, chosen)
     return Settings(
         **values,
         uri=uri,
@@ -306,6 +312,20 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
         starting=starting,
         ending=ending,
     )
+
+
+def _check_snapshot(noted: Mapping[str, Snapshot], options: Mapping[str, str], chosen: Selection) -> None:
+    """Check that the snapshot is of the logs that are read. Raises `InvalidArgument`."""
+    for name in (*names_of(StartOptions), *names_of(EndOptions), "assign", "namespace"):
+        if name in options and name not in ("snapshot", "limit"):
+            raise InvalidArgument(f"option {name}: the snapshot decides which rows are read; leave it out")
+    other = (
+        ["ledgers of a label"] if chosen.label is not None else [str(key) for key in chosen.keys if key not in noted]
+    )
+    if chosen.pattern is None and other:
+        raise InvalidArgument(
+            f"option snapshot is of {', '.join(noted)}, not of {other[0]}: choose with option subscribe among those"
+        )
 
 
 def _namespace_uri(options: Mapping[str, str]) -> str:

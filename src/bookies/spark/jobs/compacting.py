@@ -27,6 +27,7 @@ from bookies.client.log.retaining import SWAP_EXTENTS
 from bookies.config import ClientConfig
 from bookies.encoding.envelope import parse_record
 from bookies.errors import InvalidArgument, LedgerNotFound, LogTruncated, MetadataCorrupt
+from bookies.model import BookieId, Ensemble
 from bookies.protocol.log.compaction import Rewritten
 from bookies.protocol.log.kept import pack_kept, parse_kept
 from bookies.protocol.log.log_model import Extent, check_log_name
@@ -71,16 +72,17 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument(
             f"tombstone_age={config.options['tombstone_age']!r}: must be a duration such as 1d or 12h"
         )
-    if config.bytes_per_s is not None:
-        raise InvalidArgument("--rate: compact has no rate limit; leave it out")
     common.refuse_speculation(spark)
     common.prepare(spark)
 
-    basis: CompactionBasis = common.ask(config.uri, lambda client: _basis_of(client, name, age_s))
+    basis, bookies = common.ask(config.uri, lambda client: _basis_of(client, name, age_s))
     extents = {extent.seq: extent for extent in basis.extents if _count(extent)}
-    items = [Item(str(seq), extent.bytes or 0, (), str(seq)) for seq, extent in extents.items()]
+    items = [
+        Item(str(seq), extent.bytes or 0, bookies.get(extent.storage, ()), str(seq)) for seq, extent in extents.items()
+    ]
     if config.mode != common.PLAN:
-        going = going_of(spark, records_of(spark, config, items, Scan(config.uri, name, basis)), basis.expired)
+        scan = Scan(config.uri, name, basis, common.rate_of(spark, config))
+        going = going_of(spark, records_of(spark, config, items, scan), basis.expired)
         items = [item_of(extent, *going[seq]) for seq, extent in extents.items() if seq in going]
     existing = set(common.ask(config.uri, common.ledger_ids)) if config.directory else set()
     work = Rewrite(name, extents, config.mode == common.DRY_RUN)
@@ -123,8 +125,13 @@ def outcomes_of(
     return rows, rewritten
 
 
-async def _basis_of(client: Client, name: str, age_s: float) -> CompactionBasis:
-    return await (await compactor_of(client.log(name), age_s)).basis()
+async def _basis_of(client: Client, name: str, age_s: float) -> tuple[CompactionBasis, Mapping[int, Ensemble]]:
+    """Return what there is to scan, and the bookies of each ledger."""
+    basis = await (await compactor_of(client.log(name), age_s)).basis()
+    bookies: dict[int, Ensemble] = {}
+    async for group in client.administration().records([extent.storage for extent in basis.extents]):
+        bookies |= {stored.metadata.ledger_id: stored.metadata.last_ensemble for stored in group}
+    return basis, bookies
 
 
 async def _swap(client: Client, name: str, rewritten: Sequence[Rewritten]) -> None:
@@ -133,10 +140,13 @@ async def _swap(client: Client, name: str, rewritten: Sequence[Rewritten]) -> No
         await compactor.swap(rewritten[at : at + SWAP_EXTENTS])
 
 
-async def _compactor(client: Client, name: str, extent: Extent) -> Compactor:
-    """Return the steps for one extent, with the password that its ledger's record has. Raises `LedgerNotFound`."""
-    password = (await client.metadata(extent.storage)).password or b""
-    return await compactor_of(client.log(name, password=password))
+async def _compactor(client: Client, name: str, extent: Extent) -> tuple[Compactor, Ensemble]:
+    """Return the steps for one extent, with the password that its ledger's record has, and the ledger's bookies.
+
+    Raises `LedgerNotFound`.
+    """
+    record = await client.metadata(extent.storage)
+    return await compactor_of(client.log(name, password=record.password or b"")), record.last_ensemble
 
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], extents: Sequence[Extent]) -> Report:
@@ -169,7 +179,7 @@ def records_of(spark: Any, config: JobConfig, items: Sequence[Item], scan: Scan)
     tasks = pack(items, task_size=config.task_size, tasks_max=config.tasks_max)
     rows = [(task, int(item.arguments)) for task, inside in enumerate(tasks) for item in inside]
     frame = common.frame_of(spark, rows, "task INT, extent BIGINT")
-    return frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(scan, RECORDS)
+    return common.spread(frame, len(tasks)).mapInArrow(scan, RECORDS)
 
 
 def going_of(spark: Any, records: Any, expired: int) -> dict[int, tuple[int, list[bytes]]]:
@@ -203,31 +213,39 @@ def _packed(table: pa.Table) -> pa.Table:
 
 
 class Scan(Struct, frozen=True):
-    """Function that Spark runs over the extents of a task: their records with a key or a number."""
+    """Function that Spark runs over the extents of a task: their records with a key or a number.
+
+    `rate`: of the task, bytes per second from each bookie; None: no limit.
+    """
 
     uri: str
     log: str
     basis: CompactionBasis
+    rate: float | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         extents = {extent.seq: extent for extent in self.basis.extents}
-        worker = runtime.worker()
+        worker, paces = runtime.worker(), common.Paces(self.rate)
         for batch in batches:
             for seq in batch.column("extent").to_pylist():
                 extent, shift = extents[seq], self.basis.starts[seq] - extents[seq].first
 
                 def entries(extent: Extent = extent) -> AsyncGenerator[EntryBatch, None]:
-                    return self._entries(worker, extent)
+                    return self._entries(worker, extent, paces)
 
                 for entries_read in worker.iterate(entries, lambda part: part.size, READ_AHEAD):
                     yield _columns(seq, shift, entries_read)
 
-    async def _entries(self, worker: runtime.Worker, extent: Extent) -> AsyncGenerator[EntryBatch, None]:
+    async def _entries(
+        self, worker: runtime.Worker, extent: Extent, paces: common.Paces
+    ) -> AsyncGenerator[EntryBatch, None]:
         client = await worker.client(self.uri, ClientConfig())
         try:
-            async with (await _compactor(client, self.log, extent)).opened(extent) as batches:
+            compactor, bookies = await _compactor(client, self.log, extent)
+            async with compactor.opened(extent) as batches:
                 async for batch in batches:
                     yield batch
+                    await paces.spent(bookies, batch.size)
         except LedgerNotFound as error:
             raise LogTruncated(
                 f"log {self.log} was truncated or compacted meanwhile, so nothing was changed: repeat the run"
@@ -272,7 +290,13 @@ class Rewrite(Struct, frozen=True):
         for entry_id in parse_kept(extent.storage, parts, arguments["count"]):
             goes[entry_id - extent.first] = 1
         try:
-            written = await (await _compactor(tools.client, self.log, extent)).written(extent, goes)
+            compactor, bookies = await _compactor(tools.client, self.log, extent)
+
+            async def moved(read: int, targets: Sequence[BookieId], written: int) -> None:
+                await tools.spent(bookies, read)
+                await tools.spent(targets, written)
+
+            written = await compactor.written(extent, goes, moved)
         except LedgerNotFound:
             # A repetition tries again, because it plans only listed extents: perhaps the new ledger was reaped.
             return Outcome(common.FAILED, {"error": "it was truncated or compacted meanwhile: repeat the run"})

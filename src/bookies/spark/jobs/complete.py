@@ -17,6 +17,10 @@ class Complete(Struct, frozen=True):
     frame: Any
     report: Report
 
+    def _repr_html_(self) -> str:
+        """Show the report in a notebook."""
+        return self.report._repr_html_()
+
     @classmethod
     def planned(cls, name: str, run: Run) -> Complete:
         """Return the result of a run that was only planned: its tasks."""

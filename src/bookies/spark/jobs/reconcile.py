@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -57,6 +57,11 @@ def job(spark: Any, config: JobConfig) -> Any:
 def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
     tables = {name: common.table(spark, config, name) for name in ("manifests", "ledgers", "fragments", "bookies")}
+    with common.kept(tables) as kept:
+        return _complete(spark, config, kept)
+
+
+def _complete(spark: Any, config: JobConfig, tables: Mapping[str, Any]) -> Complete:
     bookies = tables["bookies"].select("bookie", "mode").toArrow().to_pylist()
     ids = common.ask(config.uri, common.ledger_ids)
     gaps = list(islice(unused(ids), int(config.options["probe"])))
@@ -93,7 +98,7 @@ def unused(ids: Iterable[int]) -> Iterable[int]:
 # -- findings from the tables ----------------------------------------------------------------------------------------
 
 
-def _unreferenced(tables: dict[str, Any], config: JobConfig) -> list[Finding]:
+def _unreferenced(tables: Mapping[str, Any], config: JobConfig) -> list[Finding]:
     from pyspark.sql import functions as f
 
     limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=float(config.options["older_than"]))
@@ -119,7 +124,7 @@ def _described(row: dict[str, Any]) -> str:
     return f"{size}, {labels}"
 
 
-def _unknown_bookies(tables: dict[str, Any]) -> list[Finding]:
+def _unknown_bookies(tables: Mapping[str, Any]) -> list[Finding]:
     from pyspark.sql import functions as f
 
     held = tables["fragments"].select("ledger_id", "first_entry", f.explode("ensemble").alias("bookie"))
@@ -130,7 +135,7 @@ def _unknown_bookies(tables: dict[str, Any]) -> list[Finding]:
     ]
 
 
-def _lost(tables: dict[str, Any]) -> list[dict[str, Any]]:
+def _lost(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     named = tables["manifests"].select("log", "seq", "ledger_id")
     lost: list[dict[str, Any]] = named.join(tables["ledgers"], "ledger_id", "left_anti").toArrow().to_pylist()
     return lost

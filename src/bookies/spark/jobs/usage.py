@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -51,6 +51,12 @@ def job(spark: Any, config: JobConfig) -> Any:
 def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
     frames, is_saved = tables_of(spark, config)
+    is_stored = is_saved or (config.directory is not None and config.mode != common.PLAN)
+    with common.kept(frames, is_stored=is_stored) as tables:
+        return _complete(spark, config, tables, is_saved)
+
+
+def _complete(spark: Any, config: JobConfig, frames: Mapping[str, Any], is_saved: bool) -> Complete:
     is_open = frames["ledgers"].where("length IS NULL").select("ledger_id")
     ids = [] if is_saved else is_open.toArrow().column("ledger_id").to_pylist()
     items = [Item(str(ledger_id), 0, (), json.dumps({"ledger": ledger_id})) for ledger_id in ids]
@@ -99,7 +105,7 @@ class Measure(Struct, frozen=True):
 
 
 def analyse(
-    frames: dict[str, Any], measured: Any, now: datetime.datetime, config: JobConfig
+    frames: Mapping[str, Any], measured: Any, now: datetime.datetime, config: JobConfig
 ) -> list[tuple[str, str, int, int, int]]:
     """Return section, name, ledgers, bytes and stored, in display order."""
     from pyspark.sql import functions as f

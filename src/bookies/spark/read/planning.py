@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated, NotConfirmed
 from bookies.spark.base import plan, runtime
-from bookies.spark.base.extents import Extents, Missing
+from bookies.spark.base.extents import Extents, Missing, pack_snapshots
 from bookies.spark.base.offsets import At, Key
 from bookies.spark.base.plan import Address, Gap, Part
 from bookies.spark.base.selection import EARLIEST
@@ -45,9 +46,25 @@ async def resolved_parts(settings: Settings) -> list[Part]:
 
 async def selected(lookup: LogCatalog, settings: Settings) -> list[Stretch]:
     """Return what a batch query reads of each log or ledger. Raises `InvalidArgument`."""
-    extents_by_key = await lookup.extents(await lookup.keys(settings.selection))
+    if settings.snapshot is not None and settings.selection.pattern is not None:
+        # Of the logs that exist now some may be newer than the snapshot, and some of the snapshot may be missing.
+        pattern = re.compile(settings.selection.pattern)
+        keys: list[Key] = [log for log in settings.snapshot if pattern.fullmatch(log)]
+    else:
+        keys = await lookup.keys(settings.selection)
+    extents_by_key = await lookup.extents(keys)
     stretches = [(extents, *await _bounds(lookup, settings, extents)) for extents in extents_by_key.values()]
     return stretches if settings.limit is None else await _beginning(lookup, stretches, settings.limit)
+
+
+async def snapshot(settings: Settings) -> str:
+    """Return the text of a snapshot of the selected logs."""
+    lookup, _ = await opened(settings)
+    try:
+        extents = await lookup.extents(await lookup.keys(settings.selection))
+        return pack_snapshots({str(key): one.snapshot() for key, one in extents.items()})
+    finally:
+        await lookup.close()
 
 
 async def _beginning(lookup: LogCatalog, stretches: Sequence[Stretch], count: int) -> list[Stretch]:
@@ -68,7 +85,9 @@ async def _beginning(lookup: LogCatalog, stretches: Sequence[Stretch], count: in
 
 
 async def _bounds(lookup: LogCatalog, settings: Settings, extents: Extents) -> tuple[At, At]:
-    """Return the first and the end position to read of one log or ledger. Raises `InvalidArgument`."""
+    """Return the first and the end position to read of one log or ledger. Raises `InvalidArgument`, `LogTruncated`."""
+    if settings.snapshot is not None:
+        return extents.within(settings.snapshot[str(extents.key)])
     if extents.key in settings.selection.bounds:
         first, last = settings.selection.bounds[extents.key]
         if last is not None and last >= extents.rows:

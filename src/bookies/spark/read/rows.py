@@ -45,9 +45,7 @@ def arrow_schema_of(options: ReadOptions, schema: Any) -> pa.Schema:
         if value_format == "raw" or (value_format == "utf8" and name not in ("value", "_corrupt_record")):
             raise InvalidArgument(f"no column {name!r}; there are {', '.join(known)}")
         if spark_arrow_schema is None:
-            from pyspark.sql.pandas.types import to_arrow_schema
-
-            spark_arrow_schema = to_arrow_schema(schema, timezone="UTC").remove_metadata()
+            spark_arrow_schema = arrow.schema_of_spark(schema).remove_metadata()
         field = spark_arrow_schema.field(index)
         if value_format == "utf8" and name == "value" and not pa.types.is_string(field.type):
             raise InvalidArgument("option valueFormat=utf8: the schema must have value as STRING")

@@ -11,7 +11,7 @@ Source: spark 3.1.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from bookies.client.transport.watcher import DOWN
-from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogNotFound
+from bookies.errors import BookKeeperError, InvalidArgument, LogNotFound
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.fragments import fragments_to_check
@@ -43,10 +43,9 @@ from bookies.spark.read.log_catalog import LogCatalog
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
-    from bookies.client.repair import Administration
+    from bookies.metadata.interface.driver import Versioned
 
 LOGS_PER_PARTITION = 200
-READ_AT_ONCE = 64  # records of a partition, in flight
 ROWS_PER_BATCH = 4096
 AHEAD = 8 << 20  # bytes of rows
 
@@ -314,37 +313,24 @@ def split_ids(pages: Sequence[Sequence[int]], count: int) -> list[list[range]]:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-async def _records(client: Client, ids: Sequence[range]) -> AsyncGenerator[list[tuple[LedgerMetadata, int]], None]:
-    """Yield the record and version of each ledger, in groups."""
-    administration = client.administration()
-    everything = [ledger_id for run in ids for ledger_id in run]
-    for at in range(0, len(everything), READ_AT_ONCE):
-        group = everything[at : at + READ_AT_ONCE]
-        records = await asyncio.gather(*(_record(administration, ledger_id) for ledger_id in group))
-        yield [record for record in records if record is not None]
-
-
-async def _record(administration: Administration, ledger_id: int) -> tuple[LedgerMetadata, int] | None:
-    try:
-        stored = await administration.record(ledger_id)
-    except LedgerNotFound:
-        return None  # Deleted since it was listed.
-    return stored.metadata, stored.version
+def _records(client: Client, ids: Sequence[range]) -> AsyncIterator[list[Versioned]]:
+    """Iterate over the records of the ledgers, in groups, without those deleted since they were listed."""
+    return client.administration().records([ledger_id for run in ids for ledger_id in run])
 
 
 async def _ledgers(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
     async for records in _records(client, partition.ids):
-        yield [ledger_row(record, version) for record, version in records]
+        yield [ledger_row(stored.metadata, stored.version) for stored in records]
 
 
 async def _fragments(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
     async for records in _records(client, partition.ids):
-        yield [row for record, _ in records for row in fragment_rows(record)]
+        yield [row for stored in records for row in fragment_rows(stored.metadata)]
 
 
 async def _replicas(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
     async for records in _records(client, partition.ids):
-        yield [row for record, _ in records for row in replica_rows(record)]
+        yield [row for stored in records for row in replica_rows(stored.metadata)]
 
 
 async def _bookies(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:

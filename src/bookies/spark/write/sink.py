@@ -24,11 +24,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNotFound
@@ -236,7 +233,8 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+# Spark 4.0 has no base for it, and `source` does not offer it there.
+class StreamWriter(getattr(datasource, "DataSourceStreamArrowWriter", object)):  # type: ignore[misc]
     """Writer of `df.writeStream.format("bookkeeper")`. Every batch gets new ones, one to plan and one to commit."""
 
     def __init__(self, options: Mapping[str, str], schema: Any, overwrite: bool) -> None:

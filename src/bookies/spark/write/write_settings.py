@@ -210,7 +210,8 @@ def _divided(schema: Any, value_format: str) -> tuple[tuple[str, ...], pa.Schema
     if value_format == "raw":
         return checked_columns(schema), None
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from bookies.spark.base import arrow
 
     own = [column for column in schema.fields if column.name in COLUMNS and column.name != "value"]
     names = [column.name for column in schema.fields if column not in own]
@@ -221,7 +222,7 @@ def _divided(schema: Any, value_format: str) -> tuple[tuple[str, ...], pa.Schema
             f"column {own[0].name!r}: an entry of Arrow has many rows, and so no {own[0].name}; drop it"
         )
     _check_types(own)
-    types = to_arrow_schema(schema, timezone="UTC")
+    types = arrow.schema_of_spark(schema)
     payload = pa.schema([pa.field(name, plain(types.field(name).type)) for name in names])
     return (*(column.name for column in own), "value"), payload
 

@@ -50,7 +50,7 @@ class IndexWriter:
 
     async def relieve(self) -> None:
         """Write the index if its dirty pages need too much memory. Raises as `write`."""
-        if self.log.index.is_pressed:
+        if self.log.index.cache.is_pressed:
             await self.write()
 
     async def write(self, marks: Marks | None = None, cut_id: int = -1) -> None:

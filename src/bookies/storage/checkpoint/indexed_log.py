@@ -11,11 +11,13 @@ from bookies.runtime.ports import Runtime
 from bookies.storage.cache.write_cache import AddRun, Run
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.disks.durable_files import run_last
-from bookies.storage.entry_log.entry_log import EntryLogWriter, log_of
+from bookies.storage.entry_log.entry_log import EntryLogWriter
 from bookies.storage.entry_log.log_directories import LogDirectories
+from bookies.storage.entry_log.log_opener import log_of
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_format import SLOT_SIZE
 from bookies.storage.index.slots import pieces
+from bookies.storage.sealing.sealer import Sealer
 
 INSTALLED_AT_ONCE = 100  # ledgers whose slots are set in one iteration of the event loop
 
@@ -35,9 +37,10 @@ class IndexedLog:
         config: BookieConfig,
         health: DirectoryHealth,
         index: LedgerIndex,
+        sealer: Sealer | None = None,
     ) -> None:
         self.index = index
-        self.writer = EntryLogWriter(runtime.disk, logs, config, health)
+        self.writer = EntryLogWriter(runtime.disk, logs, config, health, sealer)
         self.worker = runtime.workers.start("entry-log")
         self.newest_ids = [-1] * logs.count
         self.uncounted_id: int | None = None  # from this log on there may be copies that no slot names

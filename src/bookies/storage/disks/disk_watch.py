@@ -41,7 +41,7 @@ class DiskWatch:
         self.full_reason = ""  # why adds are refused, and the usable bytes that end it
         self._disk = runtime.disk
         self._on_change = on_change
-        self._health = health
+        self.health = health
         self._directories = directories
         self._events = Events("storage.disks", runtime.clock)
 
@@ -56,11 +56,11 @@ class DiskWatch:
         """Measure every file system. Raises: StorageError if one that the bookie needs cannot be measured."""
         directories = self._directories
         paths = list(dict.fromkeys([*directories.ledgers, *directories.indexes, *directories.journals]))
-        usages = await worker.run(self._measure, [path for path in paths if path not in self._health.failed])
+        usages = await worker.run(self._measure, [path for path in paths if path not in self.health.failed])
         before, spaces = self.space, {}
         for path, usage in usages:
             if isinstance(usage, OSError):
-                if not self._health.fail(path, f"its free space cannot be measured: {usage}"):
+                if not self.health.fail(path, f"its free space cannot be measured: {usage}"):
                     raise StorageError(f"{path}: its free space cannot be measured: {usage}") from usage
                 continue
             was_full = path in before.spaces and before.spaces[path].is_full
@@ -73,8 +73,8 @@ class DiskWatch:
             any_full=self._any_full,
             needs_each=self._needs_each,
         )
-        self._health.crowded = self.space.crowded
-        self._health.usable = {path: space.usable for path, space in spaces.items()}
+        self.health.crowded = self.space.crowded
+        self.health.usable = {path: space.usable for path, space in spaces.items()}
         self._log_changes(before)
         self._update()
 
@@ -82,7 +82,7 @@ class DiskWatch:
         before = self.is_full, self.has_priority_room
         self.is_full, self.has_priority_room = self.space.is_full, self.space.has_priority_room
         self.full_reason = self.space.reason(self.marks)
-        if before != (self.is_full, self.has_priority_room) or self._health.has_new_failures:
+        if before != (self.is_full, self.has_priority_room) or self.health.has_new_failures:
             self._on_change()
 
     def measure_now(self) -> None:

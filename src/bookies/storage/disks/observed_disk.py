@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from bookies.runtime.ports import Buffer, Disk, File, Lock, Submit, Written
+from bookies.runtime.ports import Buffer, Disk, File, Lock, ReadEnded, Submit, SubmitRead, Written
 from bookies.storage.disks.directory_health import DirectoryHealth
 
 T = TypeVar("T")
@@ -52,6 +52,9 @@ class WatchedFile:
 
     def pread_resident(self, size: int, offset: int) -> bytes | None:
         return self.unwatched.pread_resident(size, offset)
+
+    def begin_read(self, submit: SubmitRead, size: int, offset: int, ended: ReadEnded) -> bool:
+        return self.unwatched.begin_read(submit, size, offset, ended)  # `pread` finds and reports what fails
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         self._write(self.unwatched.pwrite, data, offset)
@@ -130,6 +133,9 @@ class WatchedDisk:
 
     def is_directory(self, path: str) -> bool:
         return self._read(path, self._disk.is_directory, path)
+
+    def is_private(self, path: str) -> bool:
+        return self._read(path, self._disk.is_private, path)
 
     def read_bytes(self, path: str) -> bytes:
         return self._read(path, self._disk.read_bytes, path)

@@ -22,6 +22,7 @@ from bookies.runtime.ports import File
 from bookies.storage.engine.log_pieces import Piece
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.records.record_scan import CHUNK_SIZE, IDS, RECORD_SIZE_MIN, WORD
+from bookies.storage.sealing.sealer import Opener
 
 CHECKED = (DigestType.CRC32C, DigestType.CRC32)  # digests that need no password
 RUN_STEP = 16  # records that are checked first
@@ -157,8 +158,12 @@ def _is_at(data: bytes, at: int, ledger_id: int, entry_id: int) -> bool:
     return len(data) - at >= 4 + RECORD_SIZE_MIN and IDS.unpack_from(data, at + 4) == (ledger_id, entry_id)
 
 
-def check(part: Part, digest_types: DigestTypes) -> tuple[list[tuple[Piece, Proof]], dict[int, int]]:
+def check(
+    part: Part, digest_types: DigestTypes, opener: Opener | None = None
+) -> tuple[list[tuple[Piece, Proof]], dict[int, int]]:
     """Verify the digests of a part; return (pieces with their proof, in the order of the records; bytes by ledger).
+
+    `opener`: of a log with sealed entries, which prove themselves by their tags.
 
     Adjacent proven records form one piece, even of several ledgers, because no caller inspects them again.
     """
@@ -168,7 +173,9 @@ def check(part: Part, digest_types: DigestTypes) -> tuple[list[tuple[Piece, Proo
     for piece in part.pieces:
         digest_type = digest_types.get(piece.ledger_id)
         sizes[piece.ledger_id] = sizes.get(piece.ledger_id, 0) + starts[piece.stop] - starts[piece.start]
-        if digest_type is None:
+        if opener is not None:
+            _check_sealed(part, piece, opener, result)
+        elif digest_type is None:
             is_proven = any(_good_count(part, piece, candidate) == len(piece.entry_ids) for candidate in CHECKED)
             _add(result, piece, Proof.PROVEN if is_proven else Proof.OPEN)
         elif digest_type in CHECKED:
@@ -198,6 +205,14 @@ def _check_piece(part: Part, piece: Piece, digest_type: DigestType, result: list
             first, start = first + 1, start + 1
 
 
+def _check_sealed(part: Part, piece: Piece, opener: Opener, result: list[tuple[Piece, Proof]]) -> None:
+    ledger_id, first, start, stop = piece
+    for index in range(start, stop):
+        body = part.data[part.starts[index] + 4 : part.starts[index + 1]]
+        proof = Proof.FAILED if opener.open_body(body) is None else Proof.PROVEN
+        _add(result, Piece(ledger_id, first + index - start, index, index + 1), proof)
+
+
 def _good_count(part: Part, piece: Piece, digest_type: DigestType) -> int:
     """Return the number of entries at the start of a piece whose digest matches."""
     # A separate copy, because the functions of some digests copy their whole argument.
@@ -216,6 +231,7 @@ def check_places(
     ledger_ids: Collection[int] | None,
     record_size_max: int,
     records_stop: int | None = None,
+    opener: Opener | None = None,
 ) -> tuple[list[tuple[Place, str]], int]:
     """Return (places without the expected entry, ascending, each with its problem; bytes read).
 
@@ -223,7 +239,7 @@ def check_places(
     `ledger_ids`: ledgers that can be in the log, deleted ones too; None: any. An unreadable place counts as one without
     the expected entry. `records_stop`: end of the bytes that are records for certain, because a crash tore the rest;
     None: of the file as it is now, which may have become longer than `stop`: the collector adds the map of a log that a
-    crash left without.
+    crash left without. `opener`: of a log with sealed entries.
     """
     wrong: list[tuple[Place, str]] = []
     size = 0
@@ -239,8 +255,11 @@ def check_places(
             wrong.append((place, f"it cannot be read: {error.strerror or error}"))
             continue
         size += len(data)
-        problem = problem_of(data, place, min(limit, stop), digest_types.get(place.ledger_id), record_size_max)
-        if not problem and digest_types.get(place.ledger_id) not in CHECKED and place.start + 4 + word != limit:
+        digest_type = None if opener is not None else digest_types.get(place.ledger_id)
+        problem = problem_of(data, place, min(limit, stop), digest_type, record_size_max)
+        if not problem and opener is not None:
+            problem = "" if opener.open_body(data[4 : 4 + word]) is not None else "it does not authenticate"
+        elif not problem and digest_types.get(place.ledger_id) not in CHECKED and place.start + 4 + word != limit:
             problem = _problem_of_rest(next_head, place.start + 4 + word, rest_stop, ledger_ids, record_size_max)
         if problem:
             wrong.append((place, problem))

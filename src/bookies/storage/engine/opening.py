@@ -26,6 +26,7 @@ from bookies.storage.checkpoint.failover import Note, cut_lost, drop_stale, read
 from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
 from bookies.storage.disks.durable_files import replace_copies
 from bookies.storage.engine.opening_databases import note_uncertain, open_databases, rebuild_lost
+from bookies.storage.engine.opening_sealed import check_keys
 from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.storage_parts import StorageParts
@@ -61,6 +62,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     await worker.run(directories.acquire)
     await worker.run(partial(check_kind, runtime.disk, directories.indexes, is_rocksdb=parts.databases is not None))
     await worker.run(check_places, runtime.disk, directories.journals)
+    is_encrypted = await worker.run(check_keys, runtime.disk, directories, parts.logs, parts.sealer)
     stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
     note = await worker.run(read_notes, runtime.disk, stores)
     returned = [path for path in directories.indexes if path in note.failed]
@@ -86,7 +88,9 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     await _note_torn_logs(parts, note, may_be_foreign=may_be_foreign, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
-    restorer = Restorer(parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.skips)
+    restorer = Restorer(
+        parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.skips, parts.sealer
+    )
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explain_disk_full(parts, stores, size):
         if not parts.index.catalog.is_trusted:
@@ -95,6 +99,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
     parts.report.has_losses = bool(lost)
+    parts.report.is_encryption_noted = is_encrypted
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
         first = parts.index.catalog.uncounted_from
         checkpointer.log.uncounted_id = first if first >= 0 else -1 - first

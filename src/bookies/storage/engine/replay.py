@@ -52,8 +52,11 @@ from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.page_cache import READ_STEP, DroppedPrefix, SparseReader
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.records.record_scan import Pread, RunIds, ScanEnd, Trust
+from bookies.storage.sealing import sealed_format
+from bookies.storage.sealing.sealer import Sealer
 
 SECTOR = 512  # bytes that a device writes atomically
+KEY_END = 4 + sealed_format.HEAD_SIZE  # bytes from the start of a sealed record to the end of its key id
 JUMP_MAX = 1 << 20  # entries by which a client can be ahead of this bookie's last entry of a ledger
 RUN_LENGTH_MIN = 4  # average entries per run from which on a batch is applied run by run
 
@@ -66,6 +69,7 @@ class ReplayReport(Struct):
     doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds, and those that the
     crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them. `is_covered`: the
     checkpoint after the replay has succeeded. `has_losses`: losses of directories are not applied yet.
+    `is_encryption_noted`: the cookies say that entries may be encrypted.
     """
 
     file_count: int = 0
@@ -79,12 +83,23 @@ class ReplayReport(Struct):
     holes: list[str] = field(default_factory=list)
     is_covered: bool = False
     has_losses: bool = False
+    is_encryption_noted: bool = False
 
 
 class JournalReader:
-    """Reader of the files of one journal from a mark on. Blocks; confined to one worker."""
+    """Reader of the files of one journal from a mark on. Blocks; confined to one worker.
 
-    def __init__(self, disk: Disk, directory: str, mark: LogMark, record_size_max: int) -> None:
+    `lost_version`: assumed for a file whose header is lost.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        mark: LogMark,
+        record_size_max: int,
+        lost_version: int = journal_format.VERSION,
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self._mark = mark
@@ -93,7 +108,8 @@ class JournalReader:
         self._search: Pread
         self._size = 0
         self._journal_id = 0
-        self._version = journal_format.VERSION  # also assumed for a file whose header is lost
+        self._version = lost_version
+        self._lost_version = lost_version
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
         self._dropped = DroppedPrefix(READ_STEP)
@@ -146,12 +162,18 @@ class JournalReader:
         except CorruptRecord as error:
             if error.offset != 0:  # an unknown version: another release wrote it and can read it
                 raise
+            self._version = self._lost_version
             self._batches = iter([ScanEnd(EndKind.CORRUPT, 0, str(error))])
             return path, self._size
         if journal_id == self._mark.journal_id and self._mark.offset > 0:
             start = self._mark.offset
         self._scan(start)
         return path, self._size
+
+    @property
+    def is_sealed(self) -> bool:
+        """Report whether the entries of the file are sealed."""
+        return self._version == journal_format.SEALED_VERSION
 
     def _scan(self, start: int) -> None:
         assert self._file is not None
@@ -212,11 +234,12 @@ async def replay(
 
     Raises: CorruptRecord, StorageError, OSError; then the bookie must not start.
     """
-    reader = JournalReader(runtime.disk, directory, mark, config.frame_size_max + 64 * 1024)
+    reader = JournalReader(runtime.disk, directory, mark, config.frame_size_max + 64 * 1024, target.lost_version)
     doubtful_size = config.journal_group_size_max + 2 * config.frame_size_max
     try:
         for journal_id in await worker.run(reader.find):
             path, size = await worker.run(reader.open, journal_id)
+            target.begin_file(path, is_sealed=reader.is_sealed)
             while True:
                 end = await _replay_part(reader, path, doubtful_size, worker, target)
                 if not _is_hole(end):
@@ -296,7 +319,7 @@ def _cut_at(batch: Batch, offset: int) -> Batch:
     return Batch(batch.offset, batch.records.slice(0, count), batch.ids[:count])
 
 
-def _proven_records(batch: Batch) -> Batch:
+def _proven_records(batch: Batch, is_intact: Callable[[bytes], bool]) -> Batch:
     """Return the records of a damaged group that are certainly correct, and the fences, as refusing writes is safe.
 
     Keys are left out, because a wrong key would lock out the ledger's owner.
@@ -306,7 +329,7 @@ def _proven_records(batch: Batch) -> Batch:
         index
         for index, (_, entry_id) in enumerate(batch.ids)
         if entry_id == journal_format.FENCE
-        or (entry_id >= 0 and looks_intact(records.body(index)))
+        or (entry_id >= 0 and is_intact(records.body(index)))
         or (entry_id == journal_format.EXPLICIT_LAC and looks_intact(journal_format.parse_special(records.body(index))))
     ]
     return Batch(0, _gather(records, indexes), [batch.ids[index] for index in indexes], batch.trust)
@@ -325,7 +348,10 @@ def _gather(records: Records, indexes: list[int]) -> Records:
 
 
 class Restorer:
-    """Inserts replayed records into index and write cache. On the loop; no other code uses the storage meanwhile."""
+    """Inserts replayed records into index and write cache. On the loop; no other code uses the storage meanwhile.
+
+    `sealer`: the keys of the bookie, if it has any.
+    """
 
     def __init__(
         self,
@@ -334,18 +360,71 @@ class Restorer:
         flusher: Flusher,
         readers: Readers,
         skips: Callable[..., bool],
+        sealer: Sealer | None = None,
     ) -> None:
         self.report = ReplayReport()
+        self._sealer = sealer
+        self._opener: Sealer | None = None  # of the present file, if its entries are sealed
+        self._path = ""
         self._skips = skips
         self._cache = cache
         self._index = index
         self._flusher = flusher
         self._readers = readers
 
+    @property
+    def lost_version(self) -> int:
+        """Return the version of a file whose header is lost. Plain entries do not authenticate as sealed ones, but
+        sealed entries look like plain ones."""
+        return journal_format.VERSION if self._sealer is None else journal_format.SEALED_VERSION
+
+    def begin_file(self, path: str, *, is_sealed: bool) -> None:
+        """Note the journal file of the next batches. Raises StorageError if its entries are sealed, without keys."""
+        if is_sealed and self._sealer is None:
+            raise StorageError(f"{path} holds encrypted entries: set encryption_keys_file. Nothing was changed")
+        self._opener = self._sealer if is_sealed else None
+        self._path = path
+
+    def _is_intact(self, body: bytes) -> bool:
+        """Report whether an entry of the present file is proven complete; others may be complete too."""
+        return looks_intact(body) if self._opener is None else self._opener.open_body(body) is not None
+
+    def _opened(self, ledger_id: int, entry_ids: Sequence[int], records: Records) -> tuple[Sequence[int], Records]:
+        """Return sealed entries as the client sent them. One that does not authenticate is damage: the rest of its
+        ledgers' entries stay, and no entry is reported as missing.
+
+        Raises StorageError for a missing key.
+        """
+        assert self._opener is not None
+        opened = self._opener.open_leading(records.data, records.starts)
+        if len(opened) == len(records):
+            return entry_ids, opened
+        good: list[tuple[int, bytes]] = []
+        for index, entry_id in enumerate(entry_ids):
+            body = records.body(index)
+            self._check_key(ledger_id, body)
+            if (plain := self._opener.open_body(body)) is None:
+                text = f"{self._path}: entry {entry_id} of ledger {ledger_id} does not authenticate"
+                self.report.holes.append(text)
+            else:
+                good.append((entry_id, plain))
+        return [entry_id for entry_id, _ in good], Records.of([body for _, body in good])
+
+    def _check_key(self, ledger_id: int, body: bytes) -> None:
+        """Raise StorageError if the present file's entries are sealed, and the key of this one is missing."""
+        key_id = sealed_format.key_id_of(body)
+        if self._opener is not None and not self._opener.has(key_id):
+            label = sealed_format.label_of(key_id)
+            raise StorageError(
+                f"{self._path}: an entry of ledger {ledger_id} needs the key {label}, which encryption_keys_file "
+                "lacks. Add the key, after the first one, and start again. No data was lost",
+                ledger_id=ledger_id,
+            )
+
     async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
         if batch.trust is Trust.DAMAGED:
-            batch = _proven_records(batch)
+            batch = _proven_records(batch, self._is_intact)
         ids = batch.ids
         if doubtful_from is None and isinstance(ids, RunIds) and len(ids.runs) * RUN_LENGTH_MIN <= len(ids):
             await self._apply_runs(batch)
@@ -364,6 +443,8 @@ class Restorer:
             ):
                 self.report.skipped_count += 1
             elif entry_id >= 0:
+                if is_doubtful and start // SECTOR == (start + KEY_END - 1) // SECTOR:
+                    self._check_key(ledger_id, records.body(index))  # not torn: without its key it would seem to be
                 entries.setdefault((ledger_id, is_doubtful), []).append(index)
             elif entry_id == journal_format.LEDGER_KEY:
                 await self.key(ledger_id, journal_format.parse_special(records.body(index)))
@@ -392,7 +473,7 @@ class Restorer:
     async def _is_plausible(self, batch: Batch, index: int) -> bool:
         """Report whether a record whose ids may be partly garbage looks like one that a client sent."""
         ledger_id, entry_id = batch.ids[index]
-        if entry_id == journal_format.LEDGER_KEY or looks_intact(batch.records.body(index)):
+        if entry_id == journal_format.LEDGER_KEY or self._is_intact(batch.records.body(index)):
             return True
         if not self._index.is_known(ledger_id):
             return False
@@ -426,19 +507,25 @@ class Restorer:
             if not entry_ids:
                 return
         ledger = await self._ledger(ledger_id)
+        if self._opener is not None and not is_doubtful:
+            entry_ids, records = self._opened(ledger_id, entry_ids, records)
+        if not entry_ids:
+            return
         if not is_doubtful:
             await self._insert(ledger, entry_ids, records)
             return
         for index, entry_id in enumerate(entry_ids):
             record = records.slice(index, index + 1)
-            if not looks_intact(record.body(0)):
+            if not self._is_intact(record.body(0)):
                 stored = await self._stored(ledger, entry_id)
                 if stored is not None:
                     self.report.kept_count += 1
                     record = Records.of([stored])
-                elif await self._has_checksums(ledger):
+                elif self._opener is not None or await self._has_checksums(ledger):
                     self.report.skipped_count += 1
                     continue
+            elif self._opener is not None:
+                record = self._opener.open_leading(record.data, record.starts)
             await self._insert(ledger, [entry_id], record)
 
     def _without_impossible(
@@ -468,9 +555,11 @@ class Restorer:
         if not isinstance(entry_ids, range):
             run = range(entry_ids[0], entry_ids[0] + len(entry_ids))
             entry_ids = run if list(run) == entry_ids else entry_ids
+        lac = kernels.greatest_lac(records.data, records.starts)
+        if self._sealer is not None and self._sealer.seals:
+            records = self._sealer.seal(records)
         self._cache.current.add_run(ledger.ledger_id, entry_ids, records)
         ledger.last_entry_id = max(ledger.last_entry_id, _highest(entry_ids))
-        lac = kernels.greatest_lac(records.data, records.starts)
         ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac)
         self._flusher.inserted()
         self.report.entry_count += len(entry_ids)
@@ -480,7 +569,7 @@ class Restorer:
         """Return the body of the stored copy, if there is one and it is readable."""
         body = self._cache.read(ledger.ledger_id, entry_id)
         if body is not None:
-            return body
+            return self._sealer.open_body(body) if self._sealer is not None and self._sealer.seals else body
         slots = await self._index.slots(ledger, entry_id, 1)
         if not slots.strip(b"\0"):
             return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bookies import kernels
-from bookies.errors import DataUnknown, EntryNotFound, ReadFailed
+from bookies.errors import CorruptRecord, DataUnknown, EntryNotFound, ReadFailed
 from bookies.kernels import Records
 from bookies.model import LAST_ENTRY
 from bookies.storage.engine.storage_parts import StorageParts
@@ -40,15 +40,14 @@ class StoreReads(StoreAccess):
         ledger = None if parts is None else self._resident_ledger(parts, ledger_id)
         if parts is None or ledger is None or entry_id < 0:
             return None
-        if (body := parts.cache.read(ledger_id, entry_id)) is not None:
-            self.cache_hits += 1
+        if (body := self._cached(parts, ledger_id, entry_id)) is not None:
             return body
         if entry_id > ledger.last_entry_id:
             return None
         slots = parts.index.cached_slots(ledger, entry_id, 2)  # the second bounds the length of the first
         if not slots or slots.startswith(MISSING_SLOT):
             return None
-        record = parts.readers.resident.read_records(ledger_id, entry_id, slots, 0)
+        record = parts.readers.open_logs.read_resident(ledger_id, entry_id, slots, 0)
         if record is None:
             return None
         self.resident_hits += 1
@@ -61,9 +60,8 @@ class StoreReads(StoreAccess):
         if parts is None or ledger is None or first_entry_id < 0:
             return None
         count_max = max(1, count_max)
-        if pieces := parts.cache.read_batch(ledger_id, first_entry_id, count_max, size_max):
-            self.cache_hits += 1
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if records := self._cached_batch(parts, ledger_id, first_entry_id, count_max, size_max):
+            return records
         if first_entry_id > ledger.last_entry_id:
             return None
         count_max = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + count_max) - first_entry_id
@@ -75,9 +73,35 @@ class StoreReads(StoreAccess):
             leading.add(part)
         if not leading.slots:
             return None
-        records = parts.readers.resident.read_records(ledger_id, first_entry_id, leading.slots, size_max)
-        self.resident_hits += records is not None
-        return records
+        stored = parts.readers.open_logs.read_resident(ledger_id, first_entry_id, leading.slots, size_max)
+        self.resident_hits += stored is not None
+        return stored
+
+    def _cached(self, parts: StorageParts, ledger_id: int, entry_id: int) -> bytes | None:
+        """Return the body of an entry in the write cache. Raises: ReadFailed."""
+        body = parts.cache.read(ledger_id, entry_id)
+        if body is None:
+            return None
+        self.cache_hits += 1
+        if parts.sealer is not None and parts.sealer.seals and (body := parts.sealer.open_body(body)) is None:
+            raise ReadFailed("the entry does not authenticate", ledger_id=ledger_id, entry_id=entry_id)
+        return body
+
+    def _cached_batch(
+        self, parts: StorageParts, ledger_id: int, first_entry_id: int, count_max: int, size_max: int
+    ) -> bytes:
+        """Return records of consecutive entries in the write cache; empty for none. Raises: ReadFailed."""
+        pieces = parts.cache.read_batch(ledger_id, first_entry_id, count_max, size_max)
+        if not pieces:
+            return b""
+        self.cache_hits += 1
+        records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if parts.sealer is None or not parts.sealer.seals:
+            return records
+        try:
+            return parts.sealer.open_records(records, path="the write cache", offset=0)
+        except CorruptRecord as error:
+            raise ReadFailed(str(error), ledger_id=ledger_id, entry_id=first_entry_id) from error
 
     def _resident_ledger(self, parts: StorageParts, ledger_id: int) -> Ledger | None:
         """Return the ledger if it is in memory and the storage is healthy."""
@@ -92,9 +116,8 @@ class StoreReads(StoreAccess):
             if ledger.header.is_uncertain:
                 raise _unknown(ledger_id, "which entry is the last")
             entry_id = ledger.last_entry_id
-        body = parts.cache.read(ledger_id, entry_id)
+        body = self._cached(parts, ledger_id, entry_id)
         if body is not None:
-            self.cache_hits += 1
             return body
         return (await self._read_stored(parts, ledger, entry_id, 1, 0))[4:]
 
@@ -104,10 +127,8 @@ class StoreReads(StoreAccess):
         `size_max`: bytes, length words included. Raises as `read` does for the first entry.
         """
         parts, ledger = await self._ledger(ledger_id)
-        pieces = parts.cache.read_batch(ledger_id, first_entry_id, max(1, count_max), size_max)
-        if pieces:
-            self.cache_hits += 1
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if records := self._cached_batch(parts, ledger_id, first_entry_id, max(1, count_max), size_max):
+            return records
         # The stored copy of an entry that was added again is older than the cached copy.
         stop = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + max(1, count_max))
         return await self._read_stored(parts, ledger, first_entry_id, stop - first_entry_id, size_max)

@@ -222,10 +222,12 @@ class StoreWrites(StoreAccess):
         accepted: Callable[[int], None],
         done: AddsDone,
     ) -> None:
-        """Insert into the cache, then queue for the journal. `ledgers`: one for each stretch.
+        """Seal if the bookie does, insert into the cache, then queue for the journal. `ledgers`: one for each stretch.
 
         R-7: insert in storage first, then queue for the journal, so all records before a mark can be flushed.
         """
+        if parts.sealer is not None and parts.sealer.seals:
+            adds = parts.sealer.seal_adds(adds)
         parts.cache.current.add(adds)
         size = adds.records.size
         try:

@@ -47,8 +47,10 @@ from bookies.storage.disks.durable_files import (
 from bookies.storage.disks.file_cache import FileCache
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.entry_log.log_directories import LogDirectories, directory_of
+from bookies.storage.entry_log.log_opener import LogOpener, log_of
 from bookies.storage.journal.page_cache import DroppedPrefix
 from bookies.storage.records.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
+from bookies.storage.sealing.sealer import Sealer
 
 SYNC_STEP = 8 << 20  # bytes after which the log is synced without a checkpoint, which then has little left to sync
 READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
@@ -64,12 +66,14 @@ class LogLost(StorageError):
 class _Log(Struct):
     """A log that is written or to be synced. `runs`: the unsynced runs, with their ledger ids; they begin at `synced`.
 
-    `space`: its space of ids. `position`: its end. `sizes`: bytes by ledger. `dropped`: what has left the page cache.
+    `space`: its space of ids. `keys`: as in its header. `position`: its end. `sizes`: bytes by ledger. `dropped`: what
+    has left the page cache.
     """
 
     file: File
     log_id: int
     space: int
+    keys: tuple[int, ...] = ()
     position: int = layout.HEADER_SIZE
     synced: int = layout.HEADER_SIZE
     sizes: dict[int, int] = field(default_factory=dict)
@@ -104,11 +108,16 @@ class EntryLogWriter:
     """
 
     def __init__(
-        self, disk: Disk, logs: LogDirectories, config: BookieConfig, health: DirectoryHealth | None = None
+        self,
+        disk: Disk,
+        logs: LogDirectories,
+        config: BookieConfig,
+        health: DirectoryHealth | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         self._disk = disk
         self._logs = logs
-        self._count = logs.count
+        self._sealer = sealer
         self._health = health or DirectoryHealth(logs.paths, logs.paths, keeps_going=False)
         self._size_max = config.entry_log_size_max
         self._last_id: int | None = None
@@ -130,11 +139,11 @@ class EntryLogWriter:
         buffers: dict[int, list[Buffer]] = {}
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
-            buffers.setdefault(directory_of(ledger_id, self._count), []).append(_buffer_of(run))
+            buffers.setdefault(directory_of(ledger_id, self._logs.count), []).append(_buffer_of(run))
         places = self._append_all(buffers)
         slots = []
         for ledger_id, run in runs:
-            space, size = directory_of(ledger_id, self._count), run.records.size
+            space, size = directory_of(ledger_id, self._logs.count), run.records.size
             log, position = places[space]
             slots.append(kernels.pack_locations(log.log_id, position, run.records.starts))
             places[space] = log, position + size
@@ -167,7 +176,7 @@ class EntryLogWriter:
             slots.append(kernels.pack_locations(log.log_id, position, starts[start : stop + 1]))
             places[space] = log, position + starts[stop] - starts[start]
         for ledger_id, start, stop in mixed.stretches():
-            sizes = logs[directory_of(ledger_id, self._count)].sizes
+            sizes = logs[directory_of(ledger_id, self._logs.count)].sizes
             sizes[ledger_id] = sizes.get(ledger_id, 0) + starts[stop] - starts[start]
         for log in logs.values():
             log.runs.append(mixed)
@@ -176,11 +185,11 @@ class EntryLogWriter:
 
     def _spans_of(self, mixed: AddRun) -> list[tuple[int, int, int]]:
         """Return (space, index of the first record, index after the last) of neighbours in one space."""
-        if self._count == 1:
+        if self._logs.count == 1:
             return [(0, 0, len(mixed))]
         spans: list[tuple[int, int, int]] = []
         for ledger_id, start, stop in mixed.stretches():
-            space = directory_of(ledger_id, self._count)
+            space = directory_of(ledger_id, self._logs.count)
             if spans and spans[-1][0] == space:
                 start = spans.pop()[1]
             spans.append((space, start, stop))
@@ -225,7 +234,11 @@ class EntryLogWriter:
                 self._sync_active(log)
 
     def _should_roll(self, active: _Log, size: int) -> bool:
-        """Report whether another `size` bytes exceed the log's maximum, or another directory has more free space."""
+        """Report whether another `size` bytes exceed the log's maximum, the entries may have a key that its header does
+        not name, or another directory has more free space.
+        """
+        if self._sealer is not None and not set(self._sealer.in_play) <= set(active.keys):
+            return True
         directory, others = posixpath.dirname(active.file.path), self._logs.of_space(active.space)
         return active.position + size > self._size_max or self._health.should_leave(directory, others)
 
@@ -261,8 +274,9 @@ class EntryLogWriter:
             except (OSError, DiskFull) as error:
                 failure = error
                 continue
+            keys = () if self._sealer is None else self._sealer.in_play
             try:
-                file.pwrite(layout.pack_header(), 0)
+                file.pwrite(layout.pack_header(keys=keys), 0)
                 sync_directory(self._disk, directory)
             except (OSError, DiskFull, SyncFailed) as error:
                 failure = error
@@ -272,13 +286,13 @@ class EntryLogWriter:
                     raise
                 continue
             self._unnamed.append(file.path)
-            return _Log(file, log_id, space)
+            return _Log(file, log_id, space, keys)
         raise NoWritableDirectory("no ledger directory accepts a new entry log") from failure
 
     def first_unfinished_ids(self) -> list[int]:
         """Return for each space the id of the active log or a bound of the next: logs with smaller ids are sealed."""
         next_id = self._find_last_id() + 1
-        return [self._active[space].log_id if space in self._active else next_id for space in range(self._count)]
+        return [self._active[space].log_id if space in self._active else next_id for space in range(self._logs.count)]
 
     def _find_last_id(self) -> int:
         """Return the greatest id ever allocated. Raises: OSError."""
@@ -308,7 +322,7 @@ class EntryLogWriter:
 
         `source_id`: the log whose entries it will have.
         """
-        space = source_id % self._count
+        space = source_id % self._logs.count
         log_id = self._allocate_id(space)
         return log_id, self._health.pick(self._logs.of_space(space), log_id)
 
@@ -474,9 +488,10 @@ def _buffer_of(run: Run) -> Buffer:
 
 
 class EntryLogReader:
-    """The reader of entries by location. Blocks."""
+    """The reader of entries by location. Blocks. `opener`: of sealed entries, with the bookie's keys."""
 
-    def __init__(self, disk: Disk, logs: LogDirectories) -> None:
+    def __init__(self, disk: Disk, logs: LogDirectories, opener: LogOpener | None = None) -> None:
+        self._opener = opener
         self._disk = disk
         self._logs = logs
         self._files = FileCache(disk, LOG_FILES_MAX)
@@ -491,7 +506,8 @@ class EntryLogReader:
         log_id = log_of(slots)
         try:
             file = self._files.get(self._path(log_id), "r")
-            return records_at(file.pread, file.path, ledger_id, first_entry_id, slots, size_max)
+            data = records_at(file.pread, file.path, ledger_id, first_entry_id, slots, size_max)
+            return data if self._opener is None else self._opener.opened(data, slots, file.pread, file.path)
         except (OSError, StorageError) as error:
             label = self._logs.label(log_id)
             raise ReadFailed(f"entry log {label}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
@@ -537,11 +553,6 @@ class EntryLogReader:
 
     def close(self) -> None:
         self._files.close()
-
-
-def log_of(slots: bytes) -> int:
-    """Return the id of the log that the first slot names."""
-    return layout.split_location(int.from_bytes(slots[:8], "big"))[0]
 
 
 def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:

@@ -31,10 +31,15 @@ from bookies.storage.records.record_scan import (
     Window,
     run_ids,
 )
+from bookies.storage.sealing.sealed_format import pack_key_list, parse_key_list
 
 MAGIC = b"BKLO"
 VERSION = 1  # version 0 never has a ledgers map
+SEALED_VERSION = (
+    0x53454131  # version 1 with sealed entries; many bits differ, so that damage cannot make one of another
+)
 HEADER_SIZE = 1024
+KEYS_OFFSET = 20  # the key list, of sealed logs only
 MAP_FIELDS_OFFSET = 8  # offset at which `pack_map_fields` is written in place when the log is closed
 LOG_ID_MAX = (1 << 31) - 1
 
@@ -90,16 +95,21 @@ def split_location(number: int) -> tuple[int, int]:
 
 
 class LogHeader(Struct, frozen=True):
-    """A parsed header. `map_offset` and `ledger_count` are unverified; `read_ledgers_map` checks them."""
+    """A parsed header. `map_offset` and `ledger_count` are unverified; `read_ledgers_map` checks them.
+
+    `keys`: ids of the keys that its entries may be sealed with; empty: they are not sealed.
+    """
 
     version: int = VERSION
     map_offset: int = 0
     ledger_count: int = 0
+    keys: tuple[int, ...] = ()
 
 
-def pack_header(map_offset: int = 0, ledger_count: int = 0) -> bytes:
-    """Return the header, 1024 bytes. Both arguments are 0 until the log is closed."""
-    return _HEADER.pack(MAGIC, VERSION, map_offset, ledger_count).ljust(HEADER_SIZE, b"\0")
+def pack_header(map_offset: int = 0, ledger_count: int = 0, keys: Sequence[int] = ()) -> bytes:
+    """Return the header, 1024 bytes. The numbers are 0 until the log is closed. `keys`: see `LogHeader`."""
+    version, key_list = (SEALED_VERSION, pack_key_list(keys)) if keys else (VERSION, b"")
+    return (_HEADER.pack(MAGIC, version, map_offset, ledger_count) + key_list).ljust(HEADER_SIZE, b"\0")
 
 
 def pack_map_fields(map_offset: int, ledger_count: int) -> bytes:
@@ -110,16 +120,24 @@ def pack_map_fields(map_offset: int, ledger_count: int) -> bytes:
 def parse_header(first: bytes, *, path: str = "entry log") -> LogHeader | None:
     """Return the header; None for a file shorter than its header, which is an empty log (Q-4).
 
-    Raises CorruptRecord for a wrong magic or an unknown version.
+    Raises CorruptRecord for a wrong magic, an unknown version or a damaged key list.
     """
     if len(first) < HEADER_SIZE:
         return None
     magic, version, map_offset, ledger_count = _HEADER.unpack_from(first)
     if magic != MAGIC:
         raise CorruptRecord(f"not an entry log: it begins with {magic!r}", path=path, offset=0)
+    if version == SEALED_VERSION:
+        keys = parse_key_list(first[KEYS_OFFSET:HEADER_SIZE], path=path, offset=KEYS_OFFSET)
+        return LogHeader(version, map_offset, ledger_count, keys)
     if version > VERSION:
         raise CorruptRecord(f"entry log version {version}: versions 0 and 1 are known", path=path, offset=4)
     return LogHeader(version, map_offset, ledger_count)
+
+
+def is_sealed(first: bytes) -> bool:
+    """Report whether a header, which may be damaged, is that of a sealed log."""
+    return len(first) >= KEYS_OFFSET and _HEADER.unpack_from(first)[:2] == (MAGIC, SEALED_VERSION)
 
 
 def pack_ledgers_map(pairs: Iterable[tuple[int, int]]) -> bytes:
@@ -142,7 +160,7 @@ def read_ledgers_map(pread: Pread, size: int) -> dict[int, int] | None:
     if len(first) < HEADER_SIZE:
         return None
     magic, version, map_offset, ledger_count = _HEADER.unpack_from(first)
-    if magic != MAGIC or version != VERSION or not HEADER_SIZE <= map_offset < size:
+    if magic != MAGIC or version not in (VERSION, SEALED_VERSION) or not HEADER_SIZE <= map_offset < size:
         return None
     if not 0 < ledger_count <= (size - map_offset) // 16:
         return None

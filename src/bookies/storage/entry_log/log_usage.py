@@ -126,6 +126,19 @@ def records_size(disk: Disk, path: str) -> int:
     return max(0, header.map_offset - layout.HEADER_SIZE) if header is not None else 0
 
 
+def keys_of(disk: Disk, path: str) -> tuple[int, ...]:
+    """Return the keys that the entries of a log may be sealed with; empty: they are not.
+
+    Raises: OSError, CorruptRecord.
+    """
+    file = disk.open(path, "r")
+    try:
+        header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)
+    finally:
+        file.close()
+    return () if header is None else header.keys
+
+
 class LogScan:
     """A scan of a log, one batch at a time: call `read` until it returns a `ScanEnd`."""
 
@@ -141,18 +154,22 @@ class LogScan:
         self._file.close()
 
 
-def complete(disk: Disk, path: str, end: int, sizes: Mapping[int, int]) -> None:
-    """Write the ledgers map of a log whose records end at `end`; truncate the rest. Raises: OSError, SyncFailed.
+def complete(disk: Disk, path: str, end: int, sizes: Mapping[int, int], *, may_be_sealed: bool = False) -> None:
+    """Write the ledgers map of a log whose records end at `end`; truncate the rest.
 
-    Rewrites the whole header, because a crash may have left none.
+    Rewrites the whole header, because a crash may have left none. `may_be_sealed`: the header is required, because only
+    it tells whether the entries are sealed. Raises: OSError, SyncFailed, CorruptRecord.
     """
     file = disk.open(path, "r+")
     try:
+        first = file.pread(layout.HEADER_SIZE, 0)
+        header = layout.parse_header(first, path=path) if may_be_sealed or layout.is_sealed(first) else None
+        keys = () if header is None else header.keys
         if file.size() > end:
             file.truncate(end)
         file.pwrite(layout.pack_ledgers_map(sorted(sizes.items())), end)
         sync_data(file)
-        file.pwrite(layout.pack_header(end, len(sizes)), 0)
+        file.pwrite(layout.pack_header(end, len(sizes), keys), 0)
         sync_data(file)
     finally:
         file.close()

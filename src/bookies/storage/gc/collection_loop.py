@@ -37,6 +37,7 @@ class Request(Struct):
 
     is_forced: bool = False
     with_surplus: bool = False
+    re_encrypts: bool = False
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
@@ -116,6 +117,8 @@ class CollectionLoop:
         is_recovered = await guard("interrupted compactions", removing(self._compactor.recover))
         collect = self._ledgers.collect(is_forced=request.is_forced, with_surplus=request.with_surplus)
         await guard("ledgers", collect)
+        if request.re_encrypts:
+            await guard("re-encryption", self.compactions.recoding.prepare())
         if self.compactions.due() is Compaction.MAJOR:
             threshold = self._parts.config.major_compaction_threshold
             await guard("active entry log", self._parts.checkpointer.roll_log(threshold))
@@ -123,7 +126,7 @@ class CollectionLoop:
         is_counted = await guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
         await guard("lost ledgers", self._ledgers.rebuild_lost(self._logs.unindexed))
         await guard("deletion", removing(self._logs.delete_empty))
-        if is_recovered and is_counted and await self.compactions.run():
+        if is_recovered and is_counted and await self.compactions.run(re_encrypts=request.re_encrypts):
             await guard("entry logs", self._logs.examine())
 
     def _on_refused(self, ledger_id: int) -> None:
@@ -149,6 +152,16 @@ class CollectionLoop:
     async def compact(self, level: Compaction, *, is_awaited: bool) -> None:
         """Compact in a run that begins now, due or not. Raises BookieBusy while compaction is suspended."""
         self.compactions.request(level)
+        await self.collect(is_forced=False, is_awaited=is_awaited)
+
+    async def re_encrypt(self, *, is_awaited: bool) -> None:
+        """Bring every entry log into the form in which the bookie stores entries now, in a run that begins now.
+
+        Raises: InvalidArgument for a bookie without keys; BookieBusy while compaction is suspended.
+        """
+        self.compactions.recoding.check()
+        self.compactions.check_not_suspended()
+        self._next.re_encrypts = True
         await self.collect(is_forced=False, is_awaited=is_awaited)
 
     def disks_changed(self) -> None:

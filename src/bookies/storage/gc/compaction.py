@@ -33,8 +33,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from bookies.errors import BookKeeperError, CorruptRecord, StorageError
+from bookies.kernels import Records
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Disk, Worker
 from bookies.storage.cache.write_cache import Run
@@ -44,19 +46,22 @@ from bookies.storage.engine.log_pieces import Piece, current_slots, matching_par
 from bookies.storage.entry_log import LogUsage
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.entry_log.log_directories import LogDirectories
-from bookies.storage.entry_log.log_usage import read_map
+from bookies.storage.entry_log.log_usage import keys_of, read_map
 from bookies.storage.gc.sealed_logs import SealedLogs
 from bookies.storage.index.log_references import greatest_offsets
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.records.record_scan import ScanEnd
+from bookies.storage.sealing.sealer import Recoder
 
 SYNC_STEP = 8 << 20  # bytes written to an output between two syncs
 
 
 class LogReading:
-    """A reader of a sealed log, one batch at a time. Blocks."""
+    """A reader of a sealed log, one batch at a time. Blocks. `recoder`: of its entries, if the bookie has keys."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, recoder: Recoder | None = None) -> None:
+        self._recoder = recoder
+        self._is_encrypted = recoder is not None and bool(keys_of(disk, path))
         self._file = disk.open(path, "r")
         self._items: Iterator[Batch | ScanEnd] = layout.scan(self._file.pread, self._file.size())
 
@@ -67,14 +72,27 @@ class LogReading:
             self._file.drop_cache(item.offset, item.records.size)
         return item
 
+    def recoded(self, batch: Batch, live: Sequence[Piece]) -> list[Records]:
+        """Return the records of these parts as they are written to the copy. Raises CorruptRecord."""
+        records = [batch.records.slice(part.start, part.stop) for part in live]
+        if self._recoder is None:
+            return records
+        recode = partial(self._recoder.recoded, is_sealed=self._is_encrypted, path=self._file.path, offset=batch.offset)
+        return [recode(part) for part in records]
+
     def close(self) -> None:
         self._file.close()
 
 
 class OutputLog:
-    """The output log of a transactional compaction. Blocks. Raises: OSError, DiskFull; SyncFailed, which is final."""
+    """The output log of a transactional compaction. Blocks. Raises: OSError, DiskFull; SyncFailed, which is final.
 
-    def __init__(self, disk: Disk, logs: LogDirectories, directory: str, log_id: int, source_id: int) -> None:
+    `keys`: those that its entries are sealed with.
+    """
+
+    def __init__(
+        self, disk: Disk, logs: LogDirectories, directory: str, log_id: int, source_id: int, keys: Sequence[int] = ()
+    ) -> None:
         self.log_id = log_id
         self.directory = directory
         self.sizes: dict[int, int] = {}  # ledger id -> bytes
@@ -83,7 +101,7 @@ class OutputLog:
         self._done = posixpath.join(directory, compacted_name(logs, log_id, source_id))
         self._file = disk.open(self._path, "x+")
         self._position = self._synced = layout.HEADER_SIZE
-        self._file.pwrite(layout.pack_header(), 0)
+        self._file.pwrite(layout.pack_header(keys=keys), 0)
 
     def append(self, buffers: Sequence[Buffer], sizes: Iterable[tuple[int, int]]) -> None:
         """Write records. `sizes`: (ledger id, bytes) of them."""
@@ -159,7 +177,6 @@ class Compactor:
         self.copied_size = 0
         self.reclaimed_size = 0  # bytes of deleted sources that were not copied
         self.read_size = 0
-        self._disk = parts.runtime.disk
         self._index_writer = parts.checkpointer.index_writer
         self._parts = parts
         self._worker = worker
@@ -167,8 +184,13 @@ class Compactor:
         self._events = events
         self._is_unwanted = is_unwanted
         self._unwanted: dict[int, None] = {}  # ledgers of the source that are proven garbage
+        self._recoder = None if parts.sealer is None else Recoder(parts.sealer, parts.runtime.random)
         self._reading: LogReading | None = None
         self._output: OutputLog | None = None
+
+    @property
+    def _disk(self) -> Disk:
+        return self._parts.runtime.disk
 
     def close_files(self) -> None:
         """Close the files that a cancelled compaction left open. On the worker."""
@@ -217,16 +239,18 @@ class Compactor:
         log, logs = self._parts.checkpointer.log, self._parts.logs
         log_id, directory = await log.worker.run(log.writer.allocate, usage.log_id)
         await self._worker.run(self.close_files)
-        self._output = output = await self._worker.run(OutputLog, self._disk, logs, directory, log_id, usage.log_id)
+        keys = () if self._recoder is None else self._recoder.begin()
+        open_output = partial(OutputLog, keys=keys)
+        self._output = output = await self._worker.run(open_output, self._disk, logs, directory, log_id, usage.log_id)
         copied = 0
         try:
             reading = await self._read(usage.path)
             while isinstance(batch := await self._worker.run(reading.read), Batch):
                 live = await self._live(usage.log_id, batch)
                 if live:
-                    starts = batch.records.starts
-                    sizes = [(part.ledger_id, starts[part.stop] - starts[part.start]) for part in live]
-                    await self._worker.run(output.append, _buffers(batch, live), sizes)
+                    records = await self._recoded(usage, reading, batch, live)
+                    sizes = [(part.ledger_id, of_part.size) for part, of_part in zip(live, records, strict=True)]
+                    await self._worker.run(output.append, _buffers(records), sizes)
                     await self._logs.pay(sum(size for _, size in sizes))
                     copied += sum(size for _, size in sizes)
                 await self._logs.pay(batch.records.size)
@@ -247,7 +271,10 @@ class Compactor:
         reading = await self._read(usage.path)
         while isinstance(batch := await self._worker.run(reading.read), Batch):
             live = await self._live(usage.log_id, batch)
-            runs = [(part.ledger_id, Run(part.entry_ids, batch.records.slice(part.start, part.stop))) for part in live]
+            if self._recoder is not None:
+                self._recoder.begin()
+            records = await self._recoded(usage, reading, batch, live) if live else []
+            runs = [(part.ledger_id, Run(part.entry_ids, of_part)) for part, of_part in zip(live, records, strict=True)]
             if runs:
                 await self._index_writer.log.copy(runs, usage.log_id)
                 await self._index_writer.relieve()
@@ -258,10 +285,22 @@ class Compactor:
         await self._index_writer.write()
         return copied
 
+    async def _recoded(self, usage: LogUsage, reading: LogReading, batch: Batch, live: list[Piece]) -> list[Records]:
+        """Return the records of these parts as they are to be stored now. Raises CorruptRecord, and sets the log aside:
+        an entry that does not authenticate stays where it is until it was repaired.
+        """
+        if self._recoder is None:
+            return reading.recoded(batch, live)
+        try:
+            return await self._worker.run(reading.recoded, batch, live)
+        except CorruptRecord as error:
+            self._logs.put_aside(usage.log_id, str(error))
+            raise
+
     async def _read(self, path: str) -> LogReading:
         if self._reading is not None:
             await self._worker.run(self._reading.close)
-        self._reading = await self._worker.run(LogReading, self._disk, path)
+        self._reading = await self._worker.run(LogReading, self._disk, path, self._recoder)
         return self._reading
 
     def _check_end(self, usage: LogUsage, end: ScanEnd) -> None:
@@ -331,13 +370,12 @@ class Compactor:
         return True
 
 
-def _buffers(batch: Batch, live: Sequence[Piece]) -> list[Buffer]:
-    """Return the records of these parts. Adjacent parts share a buffer."""
-    view, starts = memoryview(batch.records.data), batch.records.starts
-    spans: list[tuple[int, int]] = []
-    for part in live:
-        if spans and spans[-1][1] == part.start:
-            spans[-1] = (spans[-1][0], part.stop)
-        else:
-            spans.append((part.start, part.stop))
-    return [view[starts[start] : starts[stop]] for start, stop in spans]
+def _buffers(parts: Sequence[Records]) -> list[Buffer]:
+    """Return the bytes of these records. Parts that are adjacent in one buffer are one piece."""
+    spans: list[tuple[bytes, int, int]] = []
+    for records in parts:
+        start, stop = records.starts[0], records.starts[-1]
+        if spans and spans[-1][0] is records.data and spans[-1][2] == start:
+            start = spans.pop()[1]
+        spans.append((records.data, start, stop))
+    return [memoryview(data)[start:stop] for data, start, stop in spans]

@@ -15,6 +15,7 @@ from bookies.storage.engine import StorageParts
 from bookies.storage.entry_log import LogUsage
 from bookies.storage.gc.collection_policy import Compaction, Schedule, choose_logs
 from bookies.storage.gc.compaction import Compactor
+from bookies.storage.gc.recoding import Recoding
 from bookies.storage.gc.sealed_logs import SealedLogs
 from bookies.storage.gc.supervision import Supervision
 
@@ -32,6 +33,7 @@ class DueCompactions:
         self.present: Compaction | None = None
         self.is_suspended = False
         self.waiting_logs = 0  # logs that the last compaction skipped: no disk had free space for the copy
+        self.recoding = Recoding(parts, worker)
         self._requested: Compaction | None = None
         now = parts.runtime.clock.monotonic()
         config = parts.config
@@ -51,10 +53,14 @@ class DueCompactions:
         self._schedule.minor_interval_s = config.minor_compaction_interval_ms / 1000
         self._schedule.major_interval_s = config.major_compaction_interval_ms / 1000
 
-    def request(self, level: Compaction) -> None:
-        """Let the next run compact, due or not. Raises BookieBusy while compaction is suspended."""
+    def check_not_suspended(self) -> None:
+        """Raise BookieBusy while compaction is suspended."""
         if self.is_suspended:
             raise BookieBusy("compaction is suspended. Resume it with `bk bookie gc --resume`")
+
+    def request(self, level: Compaction) -> None:
+        """Let the next run compact, due or not. Raises BookieBusy while compaction is suspended."""
+        self.check_not_suspended()
         self._requested = level
 
     def due(self) -> Compaction | None:
@@ -65,11 +71,15 @@ class DueCompactions:
             return Compaction.MAJOR
         return self._requested or self._schedule.due(self._parts.runtime.clock.monotonic())
 
-    async def run(self) -> bool:
-        """Compact if it was requested or is due. Return whether there were candidates."""
+    async def run(self, *, re_encrypts: bool = False) -> bool:
+        """Compact if it was requested or is due, and with `re_encrypts` every stale log.
+
+        Return whether there were candidates.
+        """
+        is_recoded = re_encrypts and not self.is_suspended and await self._recode()
         level = self.due()
         if level is None:
-            return False
+            return is_recoded
         self._requested = None
         self.present = level
         try:
@@ -91,6 +101,20 @@ class DueCompactions:
         if disks.is_full:  # The smallest copy first: its source frees space that the next copy may need.
             chosen.sort(key=lambda usage: (usage.remaining, usage.log_id))
         self._events.info("gc.compaction", kind=level.value, logs=len(chosen), is_full=disks.is_full)
+        await self._copy(chosen)
+        return bool(chosen)
+
+    async def _recode(self) -> bool:
+        """Copy the live entries of every stale log. Return whether there was one."""
+        stale = await self.recoding.stale(list(self._logs.known.values()))
+        self._events.info("gc.re_encryption", logs=len(stale), bytes=sum(usage.remaining for usage in stale))
+        with self._parts.checkpointer.activities.during("re-encryption"):
+            await self._copy(stale)
+        return bool(stale)
+
+    async def _copy(self, chosen: Sequence[LogUsage]) -> None:
+        """Compact these logs, one after the other, until compaction is suspended."""
+        config, disks = self._parts.config, self._parts.disks
         for usage in chosen:
             if self.is_suspended:
                 break
@@ -105,7 +129,6 @@ class DueCompactions:
                 continue
             compact = partial(self._compactor.compact, usage, is_transactional=config.compaction == "transactional")
             await self._steps.guard(f"compaction of log {label}", self._steps.removing(compact))
-        return bool(chosen)
 
     def _has_room(self, usage: LogUsage) -> bool:
         """Report whether a full disk has free space for the copy of a log. Deleting the source frees more at once."""

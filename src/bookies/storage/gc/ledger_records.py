@@ -14,7 +14,7 @@ from bookies.errors import BookKeeperError, LedgerNotFound, MetadataError
 from bookies.model import LedgerMetadata
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.pacing.rate_limit import BURST_S
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 
 METADATA_S = 30.0  # for one operation of the metadata store
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Worker
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 from bookies.storage.disks.durable_files import SyncFailed, unlink_all
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
@@ -143,7 +144,9 @@ class SealedLogs:
                 continue
             try:
                 if any(sizes.values()):
-                    await self._worker.run(complete, self._disk, paths[log_id], stop, sizes)
+                    may_be_sealed = self._parts.sealer is not None
+                    write = partial(complete, may_be_sealed=may_be_sealed)
+                    await self._worker.run(write, self._disk, paths[log_id], stop, sizes)
             except SyncFailed:
                 raise
             except (OSError, StorageError) as error:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.errors import CookieMismatch, CorruptRecord
 from bookies.runtime.ports import Disk
@@ -228,7 +229,8 @@ def check_directories(
     states = {directory: state_of(disk, master.bookie, directory) for directory in directories}
     decision = decide(master, stored_cookie, states, allow_expansion=allow_expansion)
     if decision is not Decision.OK:
-        data = master.pack()
+        is_encrypted = any(state.cookie is not None and state.cookie.is_encrypted for state in states.values())
+        data = replace(master, is_encrypted=is_encrypted).pack()
         # New directories first: see the head of this file.
         for directory in sorted(directories, key=lambda path: states[path].cookie is not None):
             write_cookie(disk, directory, data)

@@ -27,6 +27,8 @@ EMPTYING = "FORMATTING"  # the cookie of a directory that `bk bookie format` is 
 
 _FIELDS = ("bookieHost", "journalDir", "ledgerDirs", "instanceId", "indexDirs")
 _REQUIRED = 3
+_ENCRYPTION = "encryption"  # a field of ours, only while files have encrypted entries: Apache's bookie refuses to start
+_CIPHER = "AES-256-GCM"
 _OLD_SUFFIXES = (".txn", ".idx", ".log")
 
 
@@ -34,7 +36,8 @@ class Cookie(Struct, frozen=True):
     """The content of a cookie.
 
     `journal_directories`: as configured, joined with commas. The other directories: as configured, without `current`.
-    Layouts 3 and 4 have no `index_directories`, layout 3 has no `instance_id` either.
+    Layouts 3 and 4 have no `index_directories`, layout 3 has no `instance_id` either. `is_encrypted`: files of the
+    directories may have encrypted entries; never in the metadata store.
     """
 
     bookie: str
@@ -43,6 +46,7 @@ class Cookie(Struct, frozen=True):
     instance_id: str | None = None
     index_directories: tuple[str, ...] | None = None
     layout: int = LAYOUT
+    is_encrypted: bool = False
 
     @property
     def journals(self) -> tuple[str, ...]:
@@ -80,6 +84,8 @@ class Cookie(Struct, frozen=True):
             None if self.index_directories is None else _pack_list(self.index_directories),
         )
         fields = [(name, value) for name, value in zip(_FIELDS, values, strict=True) if value is not None]
+        if self.is_encrypted:
+            fields.append((_ENCRYPTION, _CIPHER))
         return b"%d\n" % LAYOUT + textproto.pack(fields)
 
 
@@ -116,6 +122,7 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> Cookie:
             values.get("instanceId"),
             None if indexes is None else _parse_list(indexes),
             layout,
+            layout > 3 and _ENCRYPTION in values,
         )
     except ValueError as error:
         raise CorruptRecord(f"cannot read the cookie: {error}", path=path, offset=len(first) + 1) from error
@@ -131,7 +138,7 @@ def _parse_lines(text: bytes) -> dict[str, str]:
 def _parse_fields(text: bytes) -> dict[str, str]:
     values: dict[str, str] = {}
     for name, value in textproto.parse(text):
-        if name not in _FIELDS or not isinstance(value, bytes):
+        if name not in (*_FIELDS, _ENCRYPTION) or not isinstance(value, bytes):
             raise ValueError(f"unknown field {name}")
         values[name] = value.decode("utf-8")
     missing = [name for name in _FIELDS[:_REQUIRED] if name not in values]
@@ -197,6 +204,31 @@ def remove_cookie(disk: Disk, directory: str) -> None:
 def write_cookie(disk: Disk, directory: str, data: bytes) -> None:
     """Write the cookie of a configured directory durably; create the directory and its `current` if necessary."""
     write_in_current(disk, directory, FILE_NAME, data)
+
+
+def is_encrypted(disk: Disk, current: str) -> bool:
+    """Report whether the cookie in a `current` says that there are encrypted entries.
+
+    Raises: OSError, CorruptRecord.
+    """
+    path = posixpath.join(current, FILE_NAME)
+    data = disk.read_bytes(path) if disk.exists(path) else b""
+    return bool(data) and parse(data, path=path).is_encrypted
+
+
+def note_encryption(disk: Disk, currents: Sequence[str], *, is_on: bool) -> None:
+    """Let the cookie in each `current` that has one say durably whether there are encrypted entries.
+
+    Only the field changes; layout 3 has no fields. Raises: OSError, DiskFull, CorruptRecord.
+    """
+    field = textproto.pack([(_ENCRYPTION, _CIPHER)])
+    for current in currents:
+        path = posixpath.join(current, FILE_NAME)
+        data = disk.read_bytes(path) if disk.exists(path) else b""
+        if not data or parse(data, path=path).layout == 3 or is_encrypted(disk, current) == is_on:
+            continue
+        data = data.rstrip(b"\n") + b"\n" + field if is_on else data.replace(field, b"")
+        write_cookie(disk, posixpath.dirname(current), data)
 
 
 def write_in_current(disk: Disk, directory: str, name: str, data: bytes) -> None:

@@ -14,6 +14,9 @@ Invariants
 - R-2: the entry log is durable before the index that names it. `freeze` fixes the pages to be written before the entry
   logs are synced. A page that changes later is copied first, and stays dirty.
 - A page is loaded at most once at a time, and a loaded page never replaces one that is in memory.
+- A database accepts single slots, so setting one never reads. A page that is not in memory becomes partial then. All
+  but its write treat a partial page as one that is not in memory: they load it, and what memory has is newer. Dropping
+  a partial page discards a load in progress, which may have read the database before the write.
 
 Source: storage 4.4 to 4.6, 5.2, 5.5.
 """
@@ -298,7 +301,9 @@ class LedgerIndex:
         """Mark all pages in memory dirty, so that the next write creates a new file from them."""
         for number, page in ledger.pages.items():
             self._change(ledger, number)
-            page.low, page.high = 0, self.slots_per_page
+            if page.is_partial:
+                self.cache.complete(page, b"")
+            page.low, page.high = 0, len(page.data) // layout.SLOT_SIZE
         for key in [key for key in self._loading_pages if key[0] == ledger.ledger_id]:
             del self._loading_pages[key]  # Pages of the old file are discarded when they arrive.
         ledger.path, ledger.size = None, 0
@@ -409,7 +414,7 @@ class LedgerIndex:
         """Return the slots of up to `count` entries from `first` on, within one page; None if it has to be read."""
         number, index = divmod(first, self.slots_per_page)
         page = ledger.pages.get(number)
-        if page is None:
+        if page is None or page.is_partial:
             return None if self._is_in_file(ledger, number) else b""
         if not page.is_dirty:
             self.cache.touch(ledger, number)
@@ -453,10 +458,12 @@ class LedgerIndex:
         """Set slots of one page. Return False if the page has to be read first."""
         page, first, last = ledger.pages.get(number), entry_ids[0], entry_ids[-1]
         if page is None:
-            if self._is_in_file(ledger, number):
+            is_stored = self._is_in_file(ledger, number)
+            if is_stored and not self._files.checks_itself:
                 return False
-            self.cache.add(ledger, number, b"")
-            page = ledger.pages[number]
+            page = self.cache.add(ledger, number, b"")
+            if is_stored:
+                page.is_partial, page.first = True, first - number * self.slots_per_page
         self._change(ledger, number)
         if last - first == len(entry_ids) - 1:
             self.cache.set_slots(page, first - number * self.slots_per_page, slots)
@@ -476,6 +483,8 @@ class LedgerIndex:
         for attempt in range(SCAN_TRIES):
             if ledger.lacks_entries:
                 break
+            while (partial := next((number for number, page in ledger.pages.items() if page.is_partial), -1)) >= 0:
+                await self.slots(ledger, partial * self.slots_per_page, 1)
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
             known = self.catalog.ledgers.get(ledger.ledger_id)
             pages = sorted(known.pages) if known is not None and ledger.path is not None else []
@@ -551,9 +560,8 @@ class LedgerIndex:
         elif isinstance(error, OSError) and error.errno == errno.EIO:
             self._distrust_file(ledger, f"page {number} cannot be read")  # A retry would block every flush.
         elif error is None:
-            assert number not in ledger.pages
             if self.catalog.is_right(ledger.ledger_id, number, future.result()):
-                self.cache.add(ledger, number, future.result())
+                self.cache.loaded(ledger, number, future.result())
             else:
                 self._distrust_file(ledger, f"the checksum of page {number} is wrong")
 
@@ -564,11 +572,6 @@ class LedgerIndex:
 
     # -- writing -------------------------------------------------------------------------------------------------
     @property
-    def is_pressed(self) -> bool:
-        """Report whether dirty pages should be written without waiting for a checkpoint."""
-        return self.cache.is_pressed
-
-    @property
     def is_dirty(self) -> bool:
         return bool(self._dirty)
 
@@ -578,15 +581,15 @@ class LedgerIndex:
 
     def freeze(self) -> list[Ledger]:
         """Fix the dirty pages as they are now, for `write`. Only one freeze at a time."""
-        dirty = list(self._dirty.values())
+        dirty, is_sliced = self.dirty(), self._files.checks_itself
         for ledger in dirty:
             assert ledger.frozen is None
             ledger.frozen = {}
             ledger.take(RebuildEvent.FREEZE)
-            for number in sorted(number for number, page in ledger.pages.items() if page.is_dirty):
-                page = ledger.pages[number]
-                page.is_frozen = True
-                ledger.frozen[number] = page.data
+            for number, page in sorted(ledger.pages.items()):
+                if page.is_dirty:
+                    page.is_frozen = True
+                    ledger.frozen[number] = (page.low, page.changed_slots()) if is_sliced else (0, page.data)
         return dirty
 
     async def write(self, frozen: list[Ledger], worker: Worker) -> bool:
@@ -645,15 +648,12 @@ class LedgerIndex:
         header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.has_unsaved_slots else ledger.header
         packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
+        size, frozen = self._files.padded_size, ledger.frozen.items()
         pages: list[tuple[int, Buffer]] = [
-            (
-                number,
-                data if len(data) >= self._files.padded_size else bytes(data).ljust(self._files.padded_size, b"\0"),
-            )
-            for number, data in ledger.frozen.items()
+            (number, data.ljust(size, b"\0") if size else data) for number, (_, data) in frozen
         ]
-        changed = {number: (ledger.pages[number].low, ledger.pages[number].high) for number in ledger.frozen}
-        change = IndexWrite(path, ledger.path is None, packed, pages, moved_from, changed)
+        firsts = {number: first for number, (first, _) in frozen}
+        change = IndexWrite(path, ledger.path is None, packed, pages, moved_from, firsts)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
@@ -675,6 +675,8 @@ class LedgerIndex:
         ledger.size = max(ledger.size, file_size)
         for number in ledger.frozen:
             self.cache.written(ledger, number)
+            if number not in ledger.pages:
+                self._loading_pages.pop((ledger.ledger_id, number), None)
         ledger.frozen = None
         was_saving = ledger.rebuild is RebuildState.SAVING
         ledger.take(RebuildEvent.WRITTEN)

@@ -76,11 +76,11 @@ class IndexDamaged(SyncFailed):
     """The index as a whole is damaged. Final, as a failed sync is: the next start rebuilds it from the entry logs."""
 
 
-class IndexWrite(Struct, frozen=True):
-    """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, whole page), ascending.
+class IndexWrite(Struct, frozen=True, gc=False):
+    """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, slots), ascending; files: whole pages.
 
     `path`: where the file is or, if `is_new`, will be. `moved_from`: the file in another directory that the new one
-    replaces. `changed`: by page, the slots from the first number to before the second may differ from those stored.
+    replaces. `firsts`: for databases by page, the number of the first slot; others than these stay as they are stored.
     """
 
     path: str
@@ -88,7 +88,7 @@ class IndexWrite(Struct, frozen=True):
     header: bytes | None
     pages: list[tuple[int, Buffer]]
     moved_from: str | None = None
-    changed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    firsts: dict[int, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:

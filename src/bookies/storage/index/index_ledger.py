@@ -1,5 +1,7 @@
 """One ledger of the index in memory: its header, the path of its file, pages of its slots.
 
+No cycle contains a ledger or a page, and there may be hundreds of thousands: the interpreter's collector skips them.
+
 Source: storage 4.4 to 4.6.
 """
 
@@ -14,22 +16,27 @@ KEY_DUE = 1  # no LEDGER_KEY record of this process precedes the records that ar
 CHECK_DUE = 2  # it is not known yet whether the ledger ended before the bookie was emptied (F-44)
 
 
-class Page:
+class Page(Struct, gc=False):
     """Slots of consecutive entries. `data` may be shorter than a page: the rest is missing entries.
 
-    `low`, `high`: the slots from `low` to before `high` may have changed since the page was written.
+    `low`, `high`: the slots from `low` to before `high` may have changed since the page was written. `is_partial`:
+    `data` begins with slot `first`, and where it has no slot, a database may have one. Such a page is always dirty.
     """
 
-    __slots__ = ("data", "high", "is_dirty", "is_frozen", "low")
+    data: bytearray
+    is_dirty: bool = False
+    is_frozen: bool = False  # `data` is being written: copy it before changing it
+    is_partial: bool = False
+    first: int = 0
+    low: int = 0
+    high: int = 0
 
-    def __init__(self, data: bytes = b"") -> None:
-        self.data = bytearray(data)
-        self.is_dirty = False
-        self.is_frozen = False  # `data` is being written: copy it before changing it
-        self.low = self.high = 0
+    def changed_slots(self) -> bytearray:
+        """Return a copy of the slots from `low` to before `high`."""
+        return self.data[(self.low - self.first) * layout.SLOT_SIZE : (self.high - self.first) * layout.SLOT_SIZE]
 
 
-class Ledger(Struct):
+class Ledger(Struct, gc=False):
     """The in-memory state of one ledger.
 
     `path`: of the index file, None until there is one; `size`: its bytes. `last_add_confirmed`: the greatest LAC seen
@@ -51,7 +58,7 @@ class Ledger(Struct):
     is_deleted: bool = False  # removed from the index; holders of this object must drop it
     users: int = 0  # coroutines that hold this object across an await
     pages: dict[int, Page] = field(default_factory=dict)
-    frozen: dict[int, bytearray] | None = None
+    frozen: dict[int, tuple[int, bytearray]] | None = None  # by page: number of the first slot to be written, slots
 
     @property
     def lacks_entries(self) -> bool:

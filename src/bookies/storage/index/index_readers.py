@@ -17,11 +17,13 @@ from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord
 from bookies.runtime.ports import File, Runtime
 from bookies.storage.disks.durable_files import run_last
-from bookies.storage.entry_log.cached_reads import ResidentLogs
 from bookies.storage.entry_log.entry_log import EntryLogReader
 from bookies.storage.entry_log.log_directories import LogDirectories
+from bookies.storage.entry_log.log_opener import LogOpener
+from bookies.storage.entry_log.open_logs import OpenLogs
 from bookies.storage.index.index_files import IndexFiles, LoadedIndex, NewFiles
 from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
+from bookies.storage.sealing.sealer import Sealer
 
 T = TypeVar("T")
 
@@ -30,9 +32,11 @@ OF_ANOTHER_LEDGER = IndexHeader(b"", STATE_FENCED | STATE_LIMBO)
 
 
 class _Reader:
-    def __init__(self, runtime: Runtime, logs: LogDirectories, number: int, index: IndexFiles) -> None:
+    def __init__(
+        self, runtime: Runtime, logs: LogDirectories, number: int, index: IndexFiles, opener: LogOpener | None
+    ) -> None:
         self.worker = runtime.workers.start(f"read-{number}")
-        self.logs = EntryLogReader(runtime.disk, logs)
+        self.logs = EntryLogReader(runtime.disk, logs, opener)
         self.index = index
 
     def load_index(self, ledger_id: int, path: str, *, is_vouched: bool) -> LoadedIndex:
@@ -54,26 +58,39 @@ class _Reader:
 
 
 class Readers:
-    """The read workers. `logs`: the ledger directories. Cancelling a returned future does not stop its read."""
+    """The read workers. `logs`: the ledger directories. Cancelling a returned future does not stop its read.
+
+    `sealer`: the keys of the bookie, if it has any.
+    """
 
     def __init__(
-        self, runtime: Runtime, config: BookieConfig, logs: LogDirectories, new_files: NewFiles | None = None
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        logs: LogDirectories,
+        new_files: NewFiles | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         self.logs = logs
+        self._opener = None if sealer is None else LogOpener(sealer)
         new_files = new_files or partial(IndexFiles, runtime.disk, config.index_page_size)
         files_max = max(1, config.open_files_max // config.read_workers)
         self._readers = [
-            _Reader(runtime, logs, number, new_files(files_max, "r")) for number in range(config.read_workers)
+            _Reader(runtime, logs, number, new_files(files_max, "r"), self._opener)
+            for number in range(config.read_workers)
         ]
-        self.resident = ResidentLogs(self._open_log)
+        self.open_logs = OpenLogs(self._open_log, self._readers[0].worker.begin_read, self._opener)
 
     def _reader_of(self, ledger_id: int) -> _Reader:
         return self._readers[ledger_id % len(self._readers)]
 
-    def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> asyncio.Future[bytes]:
-        """Run `EntryLogReader.read_records` on the ledger's worker."""
-        reader = self._reader_of(ledger_id)
-        return reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+    async def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
+        """Do `EntryLogReader.read_records`, on the ledger's worker unless the system reads without it."""
+        records = await self.open_logs.read(ledger_id, first_entry_id, slots, size_max)
+        if records is None:
+            reader = self._reader_of(ledger_id)
+            records = await reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+        return records
 
     def _open_log(self, log_id: int) -> asyncio.Future[File]:
         reader = self._reader_of(log_id)
@@ -109,12 +126,14 @@ class Readers:
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, in every reader."""
-        self.resident.forget(log_id)
+        self.open_logs.forget(log_id)
         for reader in self._readers:
             await reader.worker.run(reader.logs.forget, log_id)
+        if self._opener is not None:
+            self._opener.forget(log_id)
 
     def close(self) -> None:
         """Finish queued work, close the files and end the workers. Blocks."""
-        self.resident.close()
+        self.open_logs.close()
         for reader in self._readers:
             run_last(reader.worker, reader.close)

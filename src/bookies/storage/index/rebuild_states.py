@@ -19,6 +19,8 @@ from bookies.storage.index.index_files import IndexDamaged
 class RebuildState(enum.Enum):
     """The slots of a ledger that memory and file have."""
 
+    __hash__ = object.__hash__  # several transitions for each ledger of a write; that of `Enum` is interpreted
+
     COMPLETE = "complete"  # all slots are in the file or in dirty pages
     DOUBTED = "doubted"  # entry logs may have entries without a slot
     PARTIAL = "partial"  # all logs but those of a failed directory have been read; the file still says rebuilding
@@ -28,6 +30,8 @@ class RebuildState(enum.Enum):
 
 class RebuildEvent(enum.Enum):
     """An event in the life of an index file."""
+
+    __hash__ = object.__hash__
 
     DOUBT = "doubt"
     PARTLY_READ = "partly read"  # the logs of failed directories are missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
@@ -90,6 +91,16 @@ def by_page(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int,
         stop = bisect_left(entry_ids, (number + 1) * per_page, lo=start, hi=min(end, start + per_page))
         yield number, start, stop
         start = stop
+
+
+def overlaid(stored: bytes, first: int, newer: bytes | bytearray) -> bytearray:
+    """Return the stored slots of a page, replaced by those of `newer` that are set. `first`: its first slot's index."""
+    start = first * SLOT_SIZE
+    data = bytearray(stored.ljust(start + len(newer), b"\0"))
+    stop = start + len(newer)
+    both = zip(array("q", bytes(newer)), array("q", bytes(data[start:stop])), strict=True)
+    data[start:stop] = array("q", [own or other for own, other in both]).tobytes()
+    return data
 
 
 def replaced(old: bytes, new: bytes, prefix: bytes) -> bytes:

@@ -59,8 +59,9 @@ class JournalWriter:
     Exceptions: `begin` and `ended` do not block; the loop calls them while the worker has no group.
     """
 
-    def __init__(self, disk: Disk, directory: str, config: BookieConfig) -> None:
+    def __init__(self, disk: Disk, directory: str, config: BookieConfig, version: int = journal_format.VERSION) -> None:
         self._disk = disk
+        self._version = version
         self._directory = directory
         self._alignment = config.journal_alignment
         self._size_max = config.journal_size_max
@@ -108,7 +109,7 @@ class JournalWriter:
         return size
 
     def _adopt(self, path: str, journal_id: int, prepared: int) -> LogMark:
-        self._file = preallocated_journal.adopt(self._disk, path, self._directory, journal_id)
+        self._file = preallocated_journal.adopt(self._disk, path, self._directory, journal_id, self._version)
         self._note(journal_id)
         self._journal_id = journal_id
         self._position = journal_format.HEADER_SIZE
@@ -281,7 +282,7 @@ class Journal:
 
     `mark`: everything before it is durable. `size`: bytes committed in this process. `on_fatal`: called once.
     `on_short`: called when the disk is about to be full; records in flight still fit. `on_durable`: called before the
-    records of a group are answered, with its beginning and end in seconds and its bytes.
+    records of a group are answered, with its beginning and end in seconds and its bytes. `version`: of its files.
     """
 
     def __init__(
@@ -291,6 +292,7 @@ class Journal:
         name: str,
         config: BookieConfig,
         on_fatal: Callable[[BaseException], None],
+        version: int = journal_format.VERSION,
     ) -> None:
         self.mark = LogMark()
         self.on_short: Callable[[], None] = lambda: None
@@ -311,7 +313,7 @@ class Journal:
         self._small_share = 1.0  # share of the recently written bytes that were in small groups, 0 to 1
         self._on_fatal = on_fatal
         self._worker = runtime.workers.start(name)
-        self._writer = JournalWriter(runtime.disk, directory, config)
+        self._writer = JournalWriter(runtime.disk, directory, config, version)
         self._spares = preallocated_journal.Spares(runtime, directory, f"{name}-spare", config)
         self._queue: deque[tuple[Sequence[Buffer], int, Done | None]] = deque()
         self._oldest_s = 0.0  # when the first of the queue was queued

@@ -35,7 +35,16 @@ from bookies.storage.records.record_scan import (
 
 MAGIC = b"BKLG"
 VERSION = 6  # the version that we write
-HEADER_SIZES = {1: 0, 2: 8, 3: 8, 4: 8, 5: 512, 6: 512}  # bytes, by version; records begin after the header
+SEALED_VERSION = 0x53454136  # version 6 with sealed entries, which Apache's bookie refuses to replay
+HEADER_SIZES = {
+    1: 0,
+    2: 8,
+    3: 8,
+    4: 8,
+    5: 512,
+    6: 512,
+    SEALED_VERSION: 512,
+}  # bytes, by version; records begin after the header
 HEADER_SIZE = HEADER_SIZES[VERSION]
 PADDING_VERSION = 5  # the first version with padding records
 PADDING_MASK = 0xFFFFFF00
@@ -67,8 +76,8 @@ def parse_file_name(name: str) -> int | None:
 
 
 def pack_header(version: int = VERSION) -> bytes:
-    """Return the header of a new file. `version`: 4 to 6. Source: storage 2.2."""
-    assert 4 <= version <= 6
+    """Return the header of a new file. `version`: 4 to 6, or the sealed one. Source: storage 2.2."""
+    assert version >= 4
     return (MAGIC + WORD.pack(version)).ljust(HEADER_SIZES[version], b"\0")
 
 

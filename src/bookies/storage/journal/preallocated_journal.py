@@ -160,11 +160,11 @@ class Spares:
             file.close()
 
 
-def adopt(disk: Disk, path: str, directory: str, journal_id: int) -> File:
-    """Turn a prepared file into a journal, durably: the header first, then the name."""
+def adopt(disk: Disk, path: str, directory: str, journal_id: int, version: int) -> File:
+    """Turn a prepared file into a journal of this version, durably: the header first, then the name."""
     file = disk.open(path, "r+")
     try:
-        file.pwrite(journal_format.pack_header(), 0)
+        file.pwrite(journal_format.pack_header(version), 0)
         file.fdatasync()
     finally:
         file.close()

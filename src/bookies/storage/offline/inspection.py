@@ -18,6 +18,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from bookies.config import BookieConfig
+from bookies.configuration import configured
 from bookies.errors import CorruptRecord
 from bookies.model import ENTRY_HEADER_SIZE
 from bookies.runtime.ports import Disk
@@ -50,6 +52,8 @@ from bookies.storage.records.record_scan import RECORD_SIZE_MAX, RECORD_SIZE_MIN
 from bookies.storage.scrub import (
     scrub_format,
 )
+from bookies.storage.sealing.keys_file import read_opener
+from bookies.storage.sealing.sealed_format import key_id_of, label_of
 
 Row = dict[str, Any]
 Decode = Callable[[bytes], Row]  # from the payload of an entry to fields of its row
@@ -137,6 +141,7 @@ def journal_rows(
     with closing(disk.open(path, "r")) as file:
         size = file.size()
         version, start = journal_format.parse_header(file.pread(512, 0), size, path=path)
+        sealed = SealedBodies(disk) if version == journal_format.SEALED_VERSION else None
         yield {"row": "file", "path": path, "size": size, "version": version, "is_newest": is_newest}
         for item in journal_format.scan(
             file.pread,
@@ -149,7 +154,7 @@ def journal_rows(
             search=SparseReader(file),
         ):
             if isinstance(item, Batch):
-                yield from _record_rows(item, _journal_record, decode)
+                yield from _record_rows(item, _journal_record, decode, sealed)
             else:
                 yield _end_row(item)
 
@@ -165,8 +170,9 @@ def entry_log_rows(
     with closing(disk.open(path, "r")) as file:
         size = file.size()
         header = entry_log_format.parse_header(file.pread(entry_log_format.HEADER_SIZE, 0), path=path)
+        sealed = SealedBodies(disk) if header is not None and header.keys else None
         ledgers_map = entry_log_format.read_ledgers_map(file.pread, size)
-        yield {
+        row: Row = {
             "row": "file",
             "path": path,
             "size": size,
@@ -176,16 +182,42 @@ def entry_log_rows(
             "ledger_count": header.ledger_count if header else 0,
             "has_valid_map": ledgers_map is not None,
         }
+        if sealed is not None and header is not None:
+            row |= {"keys": ", ".join(map(label_of, header.keys))}
+        yield row
         for item in entry_log_format.scan(file.pread, size, record_size_max=record_size_max):
             if isinstance(item, Batch):
-                yield from _record_rows(item, _entry_fields, decode)
+                yield from _record_rows(item, _entry_fields, decode, sealed)
             else:
                 for ledger_id, bytes_of_ledger in sorted((ledgers_map or {}).items()):
                     yield {"row": "map", "ledger": ledger_id, "size": bytes_of_ledger}
                 yield _end_row(item)
 
 
-def _record_rows(batch: Batch, fields_of: Callable[[int, int, bytes], Row], decode: Decode | None) -> Iterator[Row]:
+class SealedBodies:
+    """Opens the entries of a sealed file with the keys of the environment's `encryption_keys_file`, if it is set."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.opener = read_opener(disk, configured(BookieConfig).encryption_keys_file)
+
+    def opened(self, body: bytes) -> tuple[bytes | None, Row]:
+        """Return the body as the client sent it, None if it cannot be opened, and what a row says about it."""
+        key_id = key_id_of(body)
+        row: Row = {"key": label_of(key_id)}
+        if self.opener is None or not self.opener.has(key_id):
+            return None, row | {
+                "problem": f"encrypted: BK_ENCRYPTION_KEYS_FILE names no file with key {label_of(key_id)}"
+            }
+        plain = self.opener.open_body(body)
+        return plain, row if plain is not None else row | {"problem": "it does not authenticate"}
+
+
+def _record_rows(
+    batch: Batch,
+    fields_of: Callable[[int, int, bytes], Row],
+    decode: Decode | None,
+    sealed: SealedBodies | None,
+) -> Iterator[Row]:
     starts = batch.records.starts
     for index, (ledger_id, entry_id) in enumerate(batch.ids):
         row: Row = {
@@ -195,6 +227,13 @@ def _record_rows(batch: Batch, fields_of: Callable[[int, int, bytes], Row], deco
             "ledger": ledger_id,
         }
         body = batch.records.body(index)
+        if sealed is not None and entry_id >= 0:
+            plain, facts = sealed.opened(body)
+            row |= facts
+            if plain is None:
+                yield row | {"kind": "entry", "entry": entry_id}
+                continue
+            body = plain
         row.update(fields_of(ledger_id, entry_id, body))
         if decode is not None and row["kind"] == "entry":
             content = proven_content(body)

@@ -23,6 +23,7 @@ from bookies.storage.offline import inspection
 from bookies.storage.offline.inspection import Row
 from bookies.storage.offline.offline_bookie import Offline, bookie_at
 from bookies.storage.records import Batch, EndKind
+from bookies.storage.sealing.sealed_format import key_id_of
 
 REPLICAS = "copy them from other replicas: `bk ledger repair LEDGER`; many ledgers: `bk spark scrub`, `bk spark repair`"
 REBUILT = "the bookie rebuilds it from its entry logs when the ledger is used"
@@ -100,23 +101,32 @@ def _log_findings(disk: Disk, directory: str, total: Row, records: dict[int, _Re
             except CorruptRecord as error:
                 header = None
                 yield {"row": "finding", "path": path, "problem": str(error), "remedy": "reads do not need it"}
+            sealed = inspection.SealedBodies(disk) if header is not None and header.keys else None
             if header is not None and header.map_offset and entry_log_format.read_ledgers_map(file.pread, size) is None:
                 problem = f"its ledgers map at byte {header.map_offset:,} is not valid"
                 yield {"row": "finding", "path": path, "problem": problem, "remedy": "the log is scanned instead"}
             for item in entry_log_format.scan(file.pread, size):
                 if isinstance(item, Batch):
-                    _collect(item, log_id, records)
+                    _collect(item, log_id, records, sealed)
                 elif item.kind is EndKind.CORRUPT:
                     problem = f"from byte {item.offset:,} on: {item.problem}"
                     yield {"row": "finding", "path": path, "problem": problem, "remedy": REPLICAS}
 
 
-def _collect(batch: Batch, log_id: int, records: dict[int, _Records]) -> None:
+def _collect(batch: Batch, log_id: int, records: dict[int, _Records], sealed: inspection.SealedBodies | None) -> None:
+    """Collect the places and proofs of records. `sealed`: of a sealed log; without its keys nothing is proven."""
     for index, (ledger_id, entry_id) in enumerate(batch.ids):
         of_ledger = records.setdefault(ledger_id, _Records())
         location = entry_log_format.location(log_id, batch.offset + batch.records.starts[index] + 4)
         of_ledger.places[location] = entry_id
-        if looks_intact(batch.records.body(index)):
+        body = batch.records.body(index)
+        if sealed is None:
+            is_intact = looks_intact(body)
+        elif sealed.opener is None or not sealed.opener.has(key_id_of(body)):
+            continue
+        else:
+            is_intact = sealed.opener.open_body(body) is not None
+        if is_intact:
             of_ledger.intact += 1
         else:
             of_ledger.unproven.append(entry_id)

@@ -370,7 +370,10 @@ class DatabaseFiles(IndexFiles):
 
     # -- reading -------------------------------------------------------------------------------------------------
     def load(self, path: str) -> LoadedIndex:
-        """Return header and extent. Raises: FileNotFoundError, OSError; IndexDamaged."""
+        """Return header and extent, but no last page, which only a catalog needs.
+
+        Raises: FileNotFoundError, OSError; IndexDamaged.
+        """
         ledger_id = _ledger_of(path)
         shared = self._of(ledger_id)
         value = shared.read(shared.ledgers.get, rocksdb_format.pack_key(ledger_id))
@@ -385,9 +388,8 @@ class DatabaseFiles(IndexFiles):
         last_id = -1 if last is None else _entry_id(last[0], ledger_id)
         if last_id < 0:
             return LoadedIndex(header, layout.HEADER_SIZE, problem=problem)
-        page = last_id // self._per_page
-        size = layout.page_offset(page + 1, self.page_size)
-        return LoadedIndex(header, size, last_id, page, self.read_page(path, page), problem)
+        size = layout.page_offset(last_id // self._per_page + 1, self.page_size)
+        return LoadedIndex(header, size, last_id, problem=problem)
 
     def read_page(self, path: str, page: int) -> bytes:
         """Return a page up to its last slot that is set. Raises: OSError; IndexDamaged."""
@@ -443,9 +445,8 @@ class DatabaseFiles(IndexFiles):
             number = directory_of(ledger_id, len(self._shared))
             batch = batches[number]
             for page, slots in change.pages:
-                low, high = change.changed[page]
-                part = self._shared[number].values_of(slots[low * SLOT_SIZE : high * SLOT_SIZE])
-                _add(ledger_id, page * self._per_page + low, part, batch.keys, batch.values)
+                part = self._shared[number].values_of(slots)
+                _add(ledger_id, page * self._per_page + change.firsts[page], part, batch.keys, batch.values)
             if change.header is not None:
                 batch.data_keys.append(rocksdb_format.pack_key(ledger_id))
                 batch.data.append(rocksdb_format.pack_ledger_data(layout.parse_header(change.header)))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.pacing.rate_limit import BURST_S
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 from bookies.storage.scrub.scrub_files import PassReplaced
 from bookies.storage.scrub.scrub_plan import Plan
 

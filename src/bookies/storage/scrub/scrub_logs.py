@@ -24,7 +24,7 @@ from bookies.model import DigestType
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.ports import Disk, Runtime, Worker
-from bookies.runtime.throttle import throttle
+from bookies.runtime.tasks import throttle
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_check import DigestTypes, Part, Place, Proof, check, check_places, end_of, read_part
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts
@@ -35,6 +35,7 @@ from bookies.storage.index import slot_scans
 from bookies.storage.records.record_scan import CHUNK_SIZE
 from bookies.storage.scrub.scrub_format import Counts, Finding
 from bookies.storage.scrub.scrub_plan import Spans, merged
+from bookies.storage.sealing.sealer import Opener
 
 SETTLE_SIZE = 128 << 20  # bytes of a log after which spans are settled, and progress is saved
 GROUP_SIZE = 32 << 20  # bytes of spans whose live entries are collected at once
@@ -118,6 +119,7 @@ class _Log:
         self.end = OFFSET_MAX if extent is None else extent  # slots may name offsets below it
         self.is_active = extent is not None
         self.problem = ""
+        self.is_encrypted = False
         self.ledgers_map: dict[int, int] | None = None
         self.possible_ids: set[int] | None = None  # ledgers whose records can be in the log; None: any
         self.ledger_ids: list[int] = []  # that may have entries in the log
@@ -135,6 +137,7 @@ class _Log:
         except OSError as error:
             self.problem = f"its header cannot be read: {error.strerror or error}"
             return
+        self.is_encrypted = header is not None and bool(header.keys)
         if not self.is_active and header is not None and header.map_offset:
             self.ledgers_map = layout.read_ledgers_map(self.file.pread, self.stop)
             if self.ledgers_map is None:
@@ -230,7 +233,7 @@ class LogScrub:
     async def _check_part(self, log: _Log, part: Part) -> None:
         """Count what is proven and what cannot be checked. Add the rest to the spans."""
         digest_types = await self.digest_types.types_of(part.ledger_ids)
-        checked, sizes = await self._worker.run(check, part, digest_types)
+        checked, sizes = await self._worker.run(check, part, digest_types, self._opener(log.is_encrypted))
         if log.sizes is not None:
             for ledger_id, size in sizes.items():
                 log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + size
@@ -243,6 +246,10 @@ class LogScrub:
                 self._add_span(log, part.at(piece.start), part.at(piece.stop))
             else:
                 await self._check_without_digest(log, part, piece)
+
+    def _opener(self, is_encrypted: bool) -> Opener | None:
+        """Return the opener of a log's entries, if they are sealed."""
+        return self._parts.sealer if is_encrypted else None
 
     async def _check_without_digest(self, log: _Log, part: Part, piece: Piece) -> None:
         """Accept entries whose digest cannot be checked if the index has them here. Add others to the spans."""
@@ -317,7 +324,7 @@ class LogScrub:
         """Return findings for the places that are damaged. The last place only ends the one before it."""
         digest_types = await self.digest_types.types_of(place.ledger_id for place in places[:-1])
         records_stop = log.stop if log.is_active else self._index.catalog.torn.get(log.log_id)
-        check = functools.partial(check_places, records_stop=records_stop)
+        check = functools.partial(check_places, records_stop=records_stop, opener=self._opener(log.is_encrypted))
         wrong, size = await self._worker.run(
             check, log.file, places, log.stop, digest_types, log.possible_ids, self._size_max
         )
@@ -374,7 +381,20 @@ class LogScrub:
             return "its entry log is missing" if len(good) == len(directories) else "its directory has failed"
         digest_types = await self.digest_types.types_of([place.ledger_id])
         await self._pay(CHUNK_SIZE >> 8)
-        return await self._worker.run(_check_place, self._disk, paths[log_id], place, digest_types, self._size_max)
+        return await self._worker.run(self._check_place, paths[log_id], place, digest_types)
+
+    def _check_place(self, path: str, place: Place, digest_types: DigestTypes) -> str:
+        """Return the problem at a place, or "". On the worker."""
+        try:
+            log = _Log(self._disk, 0, path, None)
+        except OSError as error:
+            return f"its entry log cannot be opened: {error.strerror or error}"
+        try:
+            check = functools.partial(check_places, opener=self._opener(log.is_encrypted))
+            wrong, _ = check(log.file, [place, end_of(log.stop)], log.stop, digest_types, None, self._size_max)
+            return wrong[0][1] if wrong else ""
+        finally:
+            log.file.close()
 
     async def is_live(self, log_id: int, place: Place) -> bool:
         """Report whether readers use this place now. The entry may have moved, or been written again."""
@@ -396,17 +416,3 @@ def _groups(spans: Sequence[tuple[int, int]], stop: int) -> Iterator[list[tuple[
                 group, size = [], 0
     if group:
         yield group
-
-
-def _check_place(disk: Disk, path: str, place: Place, digest_types: DigestTypes, record_size_max: int) -> str:
-    """Return the problem at a place, or "". On the worker."""
-    try:
-        file = disk.open(path, "r")
-    except OSError as error:
-        return f"its entry log cannot be opened: {error.strerror or error}"
-    try:
-        size = file.size()
-        wrong, _ = check_places(file, [place, end_of(size)], size, digest_types, None, record_size_max)
-        return wrong[0][1] if wrong else ""
-    finally:
-        file.close()

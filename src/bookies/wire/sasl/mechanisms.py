@@ -1,8 +1,8 @@
 """SASL over AUTH messages: the mechanisms, and how a bookie recognizes them.
 
-No message names the mechanism, and all have the same plugin name. DIGEST-MD5 begins with an empty message; PLAIN's
-message has NUL bytes, which SCRAM's never has. Apache's bookies and clients have DIGEST-MD5 only. Source: wire-protocol
-5.2, RFC 4616, 5802.
+No message names the mechanism, and all have the same plugin name. DIGEST-MD5 begins with an empty message; GSSAPI's
+first byte begins no name of a user; PLAIN's message has NUL bytes, which SCRAM's never has. Apache's bookies and
+clients have DIGEST-MD5 and GSSAPI only. Source: wire-protocol 5.2, RFC 4616, 4752, 5802.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from bookies.encoding.digest_md5 import DigestMd5Client, DigestMd5Server
+from bookies.encoding.gssapi import TAG, GssapiServer, SecurityContext
 from bookies.errors import Unauthorized
 from bookies.wire.auth import SASL, SaslClient, Subject
-from bookies.wire.sasl.digest_md5 import DigestMd5Client, DigestMd5Server
 from bookies.wire.sasl.scram import PlainClient, ScramClient, ScramServer, ScramVerifier, decoy, parse_plain
 
-DIGEST_MD5, SCRAM, PLAIN = "DIGEST-MD5", "SCRAM-SHA-256", "PLAIN"
-MECHANISMS = (DIGEST_MD5, SCRAM, PLAIN)
+DIGEST_MD5, SCRAM, PLAIN, GSSAPI = "DIGEST-MD5", "SCRAM-SHA-256", "PLAIN", "GSSAPI"
+MECHANISMS = (DIGEST_MD5, SCRAM, PLAIN)  # by password
 
 
 class Secrets(Struct, frozen=True):
@@ -28,9 +29,17 @@ class Secrets(Struct, frozen=True):
     is_token: Callable[[str], bool] = lambda password: False
 
 
+class Principals(Struct, frozen=True):
+    """Kerberos at a bookie. `accept`: returns the context of a connection. `user_of`: of a principal; None: none."""
+
+    accept: Callable[[], SecurityContext]
+    user_of: Callable[[str], str | None]
+
+
 class SaslExchange:
     """The bookie's side. `secrets_of`: of a user; None: there is no such user. `is_allowed`: decides whether an
-    authenticated user may connect. `nonce`, `decoy_key`: unpredictable, the first for each connection."""
+    authenticated user, or principal, may connect. `nonce`, `decoy_key`: unpredictable, the first for each connection.
+    `principals`: None: GSSAPI is not offered."""
 
     plugin = SASL
 
@@ -40,15 +49,18 @@ class SaslExchange:
         is_allowed: Callable[[str], bool],
         nonce: str,
         decoy_key: bytes,
+        principals: Principals | None = None,
     ) -> None:
         self.is_done = False
-        self.user = ""
+        self.user = self.detail = ""
         self._secrets_of = secrets_of
         self._is_allowed = is_allowed
         self._nonce = nonce
         self._decoy_key = decoy_key
+        self._principals = principals
         self._is_encrypted = False
         self._server: DigestMd5Server | ScramServer | None = None
+        self._gssapi: GssapiServer | None = None
 
     def received(self, payload: bytes) -> bytes | None:
         """See `auth.Exchange`."""
@@ -59,6 +71,8 @@ class SaslExchange:
                 raise Unauthorized("its password was changed meanwhile")
             self._finish(server.authorization, server.user)
             return proof
+        if self._gssapi is not None or payload.startswith(TAG):
+            return self._check_ticket(payload)
         if not payload:
             self._server = md5 = DigestMd5Server(self._digest_md5, self._nonce)
             return md5.challenge()
@@ -66,13 +80,38 @@ class SaslExchange:
             self._check_plain(payload)
             return b""
         if payload[:2] not in (b"n,", b"y,", b"p="):
-            raise Unauthorized(f"it speaks none of our SASL mechanisms, {', '.join(MECHANISMS)}")
+            spoken = [*MECHANISMS, *([] if self._principals is None else [GSSAPI])]
+            raise Unauthorized(f"it speaks none of our SASL mechanisms, {', '.join(spoken)}")
         self._server = scram = ScramServer(self._nonce)
         return scram.challenge(self._verifier(scram.begin(payload)))
 
     def encrypted(self, subject: Subject | None) -> None:
         """See `auth.Exchange`. TLS does not identify the user, and is the condition for PLAIN."""
         self._is_encrypted = True
+
+    def _check_ticket(self, payload: bytes) -> bytes | None:
+        """Return the answer to a message of GSSAPI. The user is checked as soon as the principal is known, because
+        nothing answers the last message, and again then."""
+        principals = self._principals
+        if principals is None:
+            raise Unauthorized("it presents a Kerberos ticket, and this bookie has no kerberos_keytab")
+        try:
+            if self._gssapi is None:
+                self._gssapi = GssapiServer(principals.accept())
+            answer = self._gssapi.received(payload)
+        except Unauthorized as error:
+            self.detail = error.message
+            raise Unauthorized("its Kerberos ticket is not accepted") from error
+        if principal := self._gssapi.principal:
+            self.detail = principal
+            user = principals.user_of(principal)
+            if user is None:
+                raise Unauthorized("users_file lists no user with its principal (bk token add --kerberos)")
+            if not self._is_allowed(principal):
+                raise Unauthorized("its principal is known, but does not match sasl_allowed_ids")
+            if self._gssapi.is_done:
+                self.user, self.is_done = user, True
+        return answer
 
     def _check_plain(self, payload: bytes) -> None:
         if not self._is_encrypted:
@@ -101,27 +140,8 @@ class SaslExchange:
         return decoy(user, self._decoy_key) if verifier is None else verifier
 
 
-class DigestMd5Steps:
-    """The client's side of DIGEST-MD5, as `auth.SaslClient`."""
-
-    def __init__(self, client: DigestMd5Client) -> None:
-        self._client = client
-        self._has_responded = False
-
-    def first(self) -> bytes:
-        return b""
-
-    def respond(self, message: bytes) -> bytes | None:
-        """See `auth.SaslClient`."""
-        if self._has_responded:
-            self._client.check(message)
-            return None
-        self._has_responded = True
-        return self._client.respond(message)
-
-
 def sasl_client(mechanism: str, user: str, password: str, nonce: str) -> SaslClient:
     """Return the client's side of one of `MECHANISMS`. `nonce`: unpredictable, of each connection."""
     if mechanism == SCRAM:
         return ScramClient(user, password, nonce)
-    return PlainClient(user, password) if mechanism == PLAIN else DigestMd5Steps(DigestMd5Client(user, password, nonce))
+    return PlainClient(user, password) if mechanism == PLAIN else DigestMd5Client(user, password, nonce)

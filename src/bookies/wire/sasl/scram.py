@@ -131,6 +131,8 @@ class ScramServer:
 class ScramClient:
     """The client's side of one authentication. `nonce`: like the server's."""
 
+    is_complete = False  # A bookie answers the last response.
+
     def __init__(self, user: str, password: str, nonce: str) -> None:
         self._password = password
         self._nonce = nonce
@@ -162,6 +164,8 @@ class ScramClient:
 
 class PlainClient:
     """The client's side of PLAIN: one message. The connection has to be encrypted."""
+
+    is_complete = False  # A bookie answers the last response.
 
     def __init__(self, user: str, password: str) -> None:
         self._message = f"\0{user}\0{password}".encode()

@@ -10,6 +10,7 @@ import pytest
 from bookies.admin.cli import main
 from bookies.admin.commands import bookie
 from bookies.admin.commands.bookie import _place_text, _row
+from bookies.admin.shared.file_systems import file_system_of
 from bookies.client.transport import BookieStatus
 from bookies.model import BookieId
 
@@ -71,3 +72,18 @@ def test_a_directory_of_a_container_is_refused(
     monkeypatch.setattr(bookie, "file_system_of", lambda path: "overlay")
     assert main(["bookie", "init", "--metadata", f"file:{tmp_path}/store", *words(tmp_path, "b1")]) == 2
     assert f"{tmp_path}/b1 is on overlay: mount a volume or a disk there" in capsys.readouterr().err
+
+
+def test_a_bookie_on_volatile_directories_is_warned_of(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if file_system_of("/dev/shm") != "tmpfs":
+        pytest.skip("/dev/shm is no tmpfs here")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BK_METADATA", f"file:{tmp_path}/store")
+    directories = ["--journal-dir", "/dev/shm/bookies-none/j", "--ledger-dir", "/dev/shm/bookies-none/l"]
+    assert main(["bookie", "run", "--dry-run", "--bookie-id", "b1", *directories]) == 0
+    errors = capsys.readouterr().err
+    for name in ("j", "l"):
+        assert f"bk bookie: /dev/shm/bookies-none/{name} is on tmpfs: mount a volume or a disk there" in errors
+    assert not pathlib.Path("/dev/shm/bookies-none").exists()

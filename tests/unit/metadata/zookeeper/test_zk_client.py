@@ -10,7 +10,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.certificates import Authority
+from tests.fakes.kerberos import FakeKerberos
 from tests.fakes.world import LoopClock
 from tests.fakes.zookeeper import Server
 from tests.fakes.zookeeper_server import WireServer
@@ -22,7 +24,7 @@ from bookies.lab.sim.world.loop import SimLoop
 from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.zookeeper import zk_client, zk_wire
-from bookies.metadata.zookeeper.zk_client import ZooKeeperClient, check_available
+from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
 from bookies.metadata.zookeeper.zk_wire import Code, Fault
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
@@ -40,7 +42,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     WrongVersion,
 )
 from bookies.runtime import aio
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import KerberosLogin, Runtime
 
 TIMEOUT_MS = 3000
 
@@ -52,6 +54,7 @@ class Ensemble:
         self.network = SimNetwork(loop, Trace(loop.time), Random(1))
         self.zookeeper = Server("/ledgers")
         self.wire = WireServer(self.zookeeper)
+        self.kerberos = FakeKerberos()
         self._listeners: dict[str, Any] = {}
         self._loop = loop
 
@@ -67,6 +70,7 @@ class Ensemble:
     def client(self, hosts: str = "z1:2181", credentials: Credentials | None = None) -> ZooKeeperClient:
         disk, workers = SimDisk(), SimWorkers(self._loop)
         runtime = Runtime(LoopClock(self._loop), self.network.port("client"), disk, workers, Random(2))
+        runtime = replace(runtime, kerberos=lambda: self.kerberos)
         return ZooKeeperClient(hosts, TIMEOUT_MS, runtime, credentials)
 
 
@@ -343,6 +347,39 @@ def test_credentials_that_the_server_refuses() -> None:
     play(body)
 
 
+def test_credentials_that_were_good_are_tried_again() -> None:
+    """A ticket expires while the bookie runs; its session must survive that."""
+
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client(credentials=Credentials(digest="user:secret"))
+        await client.open()
+        session = client.session_id
+        ensemble.wire.refusal = Fault.AUTHENTICATION_FAILED
+        ensemble.wire.connections[0].transport.abort()
+        await asyncio.sleep(1)  # virtual: several attempts
+        with pytest.raises(
+            MetadataError, match=r"z1:2181 has answered for 3 s \(last attempt: refuses our credentials"
+        ):
+            await client.get("/ledgers")
+        ensemble.wire.refusal = 0
+        assert (await client.get("/ledgers"))[0] == b""
+        assert client.session_id == session
+        await client.close()
+
+    play(body)
+
+
+@pytest.mark.parametrize(("is_silent", "reason"), [(False, "Cannot contact any KDC"), (True, "no Kerberos ticket")])
+def test_a_kdc_that_is_unavailable_is_named(is_silent: bool, reason: str) -> None:
+    async def body(ensemble: Ensemble) -> None:
+        ensemble.kerberos.is_down, ensemble.kerberos.is_silent = True, is_silent
+        client = ensemble.client(credentials=Credentials(sasl=KerberosLogin("bk@R", "/k", "zookeeper")))
+        with pytest.raises(MetadataError, match=rf"has answered for 3 s \(last attempt: .*{reason}"):
+            await client.open()
+
+    play(body)
+
+
 @pytest.mark.parametrize("packet", [b"\0\0\0\2no", zk_wire.packet(zk_wire._REPLY_HEADER.pack(77, 1, 0)), b"\xff" * 4])
 def test_answers_that_are_not_the_protocol_end_the_connection(packet: bytes) -> None:
     async def body(ensemble: Ensemble) -> None:
@@ -427,13 +464,6 @@ def test_files_of_certificates_that_cannot_be_used(tmp_path: pathlib.Path) -> No
     ):
         with pytest.raises(ConfigError, match=f"tls to ZooKeeper: .*{sentence}"):
             ZooKeeperClient("a", 300, runtime, given)
-
-
-def test_sasl_needs_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_available("zk://a/b", Credentials())
-    monkeypatch.setattr(zk_client.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'bookies\[zookeeper\]'"):
-        check_available("zk://a/b", Credentials(sasl=(("mechanism", "DIGEST-MD5"),)))
 
 
 def test_a_port_that_accepts_and_says_nothing() -> None:

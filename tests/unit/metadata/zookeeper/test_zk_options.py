@@ -10,6 +10,7 @@ from bookies.errors import ConfigError
 from bookies.metadata.zookeeper.zk_options import parse_options, read_options
 from bookies.metadata.zookeeper.zookeeper_port import Credentials
 from bookies.runtime import aio
+from bookies.runtime.ports import KerberosLogin
 
 DISK = aio.runtime(seed=1).disk
 
@@ -21,14 +22,14 @@ def test_no_file_means_no_credentials() -> None:
 def test_everything(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "zookeeper.toml"
     path.write_text(
-        'secure = true\ndigest = "bk:secret"\n[sasl]\nmechanism = "DIGEST-MD5"\nusername = "u"\n[tls]\n'
+        'secure = true\ndigest = "bk:secret"\n[sasl]\nmechanism = "DIGEST-MD5"\nusername = "u"\npassword = "p"\n[tls]\n'
         'authority = "ca.pem"\ncertificate = "c.pem"\nkey = "k.pem"\nkey_password = "p"\n'
         "check_certificate = false\ncheck_host_name = false\n"
     )
     found = read_options(DISK, str(path))
     assert found == Credentials(
         digest="bk:secret",
-        sasl=(("mechanism", "DIGEST-MD5"), ("username", "u")),
+        sasl=("u", "p"),
         is_tls=True,
         authority="ca.pem",
         certificate="c.pem",
@@ -50,7 +51,10 @@ def test_everything(tmp_path: pathlib.Path) -> None:
         ("colour = 1", "colour is not known; known are secure, digest, sasl, tls"),
         ("secure = 1", "secure must be a bool"),
         ('digest = "secret"', "digest must be USER:PASSWORD"),
-        ("[sasl]\nusername = 'u'", "sasl needs a mechanism"),
+        ("[sasl]\nusername = 'u'", "sasl needs mechanism, username and password with DIGEST-MD5"),
+        ("[sasl]\nmechanism = 'DIGEST-MD5'\nusername = 'u'", "sasl needs mechanism, username and password"),
+        ("[sasl]\nmechanism = 'GSSAPI'\nusername = 'u'", "principal, keytab and service with GSSAPI"),
+        ("[sasl]\nname = 'u'", "sasl.name is not known; known are mechanism"),
         ("[sasl]\nmechanism = 1", "sasl.mechanism must be a str"),
         ("[tls]\nca = 'x'", "tls.ca is not known; known are authority"),
         ("[tls]\nkey = 'x'", "tls.certificate and tls.key belong together"),
@@ -61,6 +65,12 @@ def test_what_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as raised:
         parse_options("f.toml", text.encode())
     assert "secret" not in str(raised.value)
+
+
+def test_kerberos() -> None:
+    found = parse_options("f.toml", b"[sasl]\nmechanism = 'GSSAPI'\nprincipal = 'bk@R'\nkeytab = '/k'")
+    assert found.sasl == KerberosLogin("bk@R", "/k", "zookeeper")
+    assert parse_options("f.toml", b"[sasl]\nmechanism = 'GSSAPI'").sasl == KerberosLogin("", "", "zookeeper")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from bookies.errors import ConfigError
 from bookies.protocol.rights import Role, User, parse_users
-from bookies.protocol.rights.users import Grant, hash_of
+from bookies.protocol.rights.users import Grant, hash_of, is_principal
 
 ONE = f"ann operator {hash_of('one')}\n"
 SCRAM = "scram-sha-256:4096:AAAA:BBBB:CCCC="
@@ -94,6 +94,7 @@ def test_lost_rights(line: str, is_lost: bool) -> None:
         ("ann viewer", "needs a credential"),
         ("ann viewer secret", "needs a credential"),
         ("ann viewer certificate:", "needs a credential"),
+        ("ann viewer kerberos:ann", "needs a credential .*kerberos:NAME@REALM"),
         ("ann viewer scram-sha-256:4096:secret=", "needs a credential"),
         ("ann viewer =secret", "needs a credential"),
         (f"{ONE}ann viewer {hash_of('two')}", "line 2: ann has another role in a line above"),
@@ -115,3 +116,18 @@ def test_a_malformed_line_is_named_without_its_credential(text: str, problem: st
 
 def test_a_role_has_a_word() -> None:
     assert Role.ADMINISTRATOR.word == "administrator"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("app@EXAMPLE.ORG", True),
+        ("bookkeeper/b1.example.org@EXAMPLE.ORG", True),
+        ("app", False),
+        ("@EXAMPLE.ORG", False),
+        ("app@", False),
+        ("", False),
+    ],
+)
+def test_principals_have_a_name_and_a_realm(text: str, expected: bool) -> None:
+    assert is_principal(text) is expected

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from bookies.errors import InvalidArgument
+from bookies.errors import InvalidArgument, LogTruncated
 from bookies.protocol.log import Position
-from bookies.spark.base.extents import Extents, Missing, Piece
+from bookies.spark.base.extents import Extents, Missing, Piece, Snapshot, Stored, pack_snapshots, parse_snapshots
 
 
 def log(*shapes: tuple[int, int, int], truncated: int = 0, is_open: bool = False, first_seq: int = 0) -> Extents:
@@ -137,3 +138,28 @@ def test_positions_that_are_named_have_to_be_there() -> None:
         tail.placed((1, 4))
     with pytest.raises(InvalidArgument, match="ledger 17 has entries up to 9: there is no entry 5000"):
         Extents(17, (Piece(0, 17, 0, 9, 0, True),), 1).placed((0, 5000))
+
+
+def test_a_snapshot_names_the_same_rows_later_or_fails() -> None:
+    noted = replace(PLAIN, token="t").snapshot()
+    assert noted == Snapshot("t", 0, 15)
+    assert parse_snapshots(pack_snapshots({"x": noted})) == {"x": noted}
+    grown = replace(log((10, 0, 4), (11, 0, -1), (12, 0, 9), (13, 0, 3)), token="t")
+    assert grown.within(noted) == ((0, 0), (3, 0))
+    with pytest.raises(LogTruncated, match="log x was deleted and created again since the snapshot: take a new"):
+        replace(grown, token="u").within(noted)
+    cut = replace(log((12, 2, 9), (13, 0, 3), truncated=7, first_seq=2), token="t")
+    with pytest.raises(LogTruncated, match="rows 0 to 6 of the snapshot were truncated; the log now begins at row 7"):
+        cut.within(noted)
+    assert cut.within(Snapshot("t", 7, 12)) == ((2, 2), (2, 7))
+    assert cut.within(Snapshot("t", 3, 3)) == ((2, 2), (2, 2))  # It has no rows.
+    pieces = (replace(cut.pieces[0], stored=Stored(99, 1, 5, 8)), *cut.pieces[1:])
+    compacted = replace(cut, pieces=pieces)
+    with pytest.raises(LogTruncated, match="a compaction has removed rows between 7 and 11 since the snapshot"):
+        compacted.within(Snapshot("t", 7, 12))
+    assert compacted.within(compacted.snapshot()) == ((2, 2), (4, 0))
+    with pytest.raises(InvalidArgument, match="ledger 17: a snapshot is of logs whose rows are numbered"):
+        Extents(17, (), 1).snapshot()
+    for text in ("{", '{"x": 5}', '{"x": {"token": "t", "start": 5, "end": 4}}'):
+        with pytest.raises(ValueError, match="expected the text that snapshot_logs returns"):
+            parse_snapshots(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -128,6 +129,25 @@ def test_ledgers_after_one_that_was_not_written_are_not_swapped_in() -> None:
     # A repeated run writes an extent again if other entries go.
     assert len({work_on(extents[0], *goes).name for goes in ((4, 5), (4, 6), (4,), (4, 5))}) == 3
     assert [(change.basis.seq, change.ledger_id, change.kept, change.size) for change in rewritten] == [(0, 20, 8, 80)]
+
+
+def test_a_rate_limits_reading_and_writing() -> None:
+    async def main(world: World) -> None:
+        client = await world.client()
+        log = client.log("orders")
+        [extent, *_] = await written(log)
+        times = []
+        for rate in (None, 20.0):
+            begun = asyncio.get_running_loop().time()
+            work = Rewrite("orders", {extent.seq: extent}, is_dry=False)
+            await work.carry_out(Tools(client, {}, rate), work_on(extent, 0))
+            times.append(asyncio.get_running_loop().time() - begun)
+        size = extent.bytes or 0
+        # Three bookies share what is read; each gets a copy of what is written, about half of it.
+        assert times[1] - times[0] >= (size / 3 + size / 2) / 20.0 - 1
+        assert times[0] < 1
+
+    play(main, 3)
 
 
 def test_records_that_a_scan_returns() -> None:

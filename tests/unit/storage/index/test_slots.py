@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from bookies.storage.index.slots import LeadingSlots, leading_present
+from bookies.storage.index.slots import LeadingSlots, leading_present, overlaid
 
 
 def packed(numbers: list[int]) -> bytes:
@@ -44,3 +44,9 @@ def test_nothing_there() -> None:
     found = LeadingSlots(3, 10, 1000, 8)
     found.add(b"")
     assert (found.slots, found.count) == (b"", 0)
+
+
+def test_slots_over_stored_ones() -> None:
+    assert overlaid(packed([1, 2, 3]), 1, packed([7, 0, 8])) == packed([1, 7, 3, 8])
+    assert overlaid(b"", 2, packed([7])) == packed([0, 0, 7])
+    assert overlaid(packed([1, 2]), 0, b"") == packed([1, 2])

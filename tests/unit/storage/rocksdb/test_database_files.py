@@ -33,25 +33,20 @@ def slots_of(*locations: int) -> bytes:
     return b"".join(struct.pack(">q", location) for location in locations)
 
 
-def change(ledger_id: int, pages: dict[int, bytes], changed: dict[int, tuple[int, int]], header: bool) -> IndexWrite:
+def change(ledger_id: int, pages: dict[int, bytes], firsts: dict[int, int], header: bool) -> IndexWrite:
     packed = layout.pack_header(IndexHeader(KEY)) if header else None
-    return IndexWrite(path_of(ledger_id), header, packed, list(pages.items()), changed=changed)
+    return IndexWrite(path_of(ledger_id), header, packed, list(pages.items()), firsts=firsts)
 
 
 def test_only_changed_slots_that_are_set_are_written() -> None:
     shared, files = opened(SimDisk(Random(1)))
-    pages = {0: slots_of(1, 2, 0, 4), 5: slots_of(7)}
-    assert files.write([change(3, pages, {0: (1, 4), 5: (0, 1)}, header=True)]) == [1024 + 6 * PAGE]
+    pages = {0: slots_of(2, 0, 4), 5: slots_of(7)}
+    assert files.write([change(3, pages, {0: 1, 5: 0}, header=True)]) == [1024 + 6 * PAGE]
     keys = [key for batch, _ in shared.locations.pieces() for key in batch]
     assert keys == rocksdb_format.entry_keys(3, [1, 3, 40])
     loaded = files.load(path_of(3))
     assert loaded.header == IndexHeader(KEY)
-    assert (loaded.size, loaded.last_entry_id, loaded.last_page, loaded.last_data) == (
-        1024 + 6 * PAGE,
-        40,
-        5,
-        slots_of(7),
-    )
+    assert (loaded.size, loaded.last_entry_id) == (1024 + 6 * PAGE, 40)
     assert files.read_page(path_of(3), 0) == slots_of(0, 2, 0, 4)
     assert files.read_page(path_of(3), 1) == b""
     assert files._next_page(path_of(3), 1) == 5
@@ -63,7 +58,7 @@ def test_only_changed_slots_that_are_set_are_written() -> None:
 def test_neighbours_are_not_mixed_up() -> None:
     _, files = opened(SimDisk(Random(1)))
     for ledger_id in (3, 4, 5):
-        files.write([change(ledger_id, {0: slots_of(ledger_id)} if ledger_id != 4 else {}, {0: (0, 1)}, header=True)])
+        files.write([change(ledger_id, {0: slots_of(ledger_id)} if ledger_id != 4 else {}, {0: 0}, header=True)])
     loaded = files.load(path_of(4))
     assert (loaded.last_entry_id, loaded.size) == (-1, 1024)
     with pytest.raises(FileNotFoundError):
@@ -82,7 +77,7 @@ def test_the_greatest_entry_id_that_apaches_bookie_accepts() -> None:
     shared.write("locations", rocksdb_format.entry_keys(3, [last]), [slots_of(9)])
     loaded = files.load(path_of(3))
     assert loaded.last_entry_id == last
-    assert loaded.last_slot == slots_of(9)
+    assert files.read_page(path_of(3), last // 8).endswith(slots_of(9))
 
 
 def test_a_location_that_is_none_is_damage() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bookies.encoding.digest_md5 import secret_of_password
 from bookies.errors import Unauthorized
-from bookies.wire.sasl.digest_md5 import secret_of_password
 from bookies.wire.sasl.mechanisms import DIGEST_MD5, MECHANISMS, PLAIN, SCRAM, SaslExchange, Secrets, sasl_client
 from bookies.wire.sasl.scram import verifier_of
 

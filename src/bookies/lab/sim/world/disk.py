@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from bookies.errors import DirectoryInUse, DiskFull
 from bookies.lab.sim.world.loop import Crashed
-from bookies.runtime.ports import Buffer, File, Submit, Written
+from bookies.runtime.ports import Buffer, File, ReadEnded, Submit, SubmitRead, Written
 
 SECTOR = 512  # bytes that become durable together
 UNLIMITED = 1 << 40  # bytes
@@ -227,6 +227,9 @@ class SimFile:
     def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
         self.pwritev(buffers, offset)
         self.fdatasync()
+
+    def begin_read(self, submit: SubmitRead, size: int, offset: int, ended: ReadEnded) -> bool:
+        return False  # `SimWorker` reads
 
     def begin_durable(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
         return False
@@ -539,6 +542,10 @@ class SimDisk:
             file.fsync()
         for path in directories:
             self.sync_directory(path)
+
+    def is_private(self, path: str) -> bool:
+        self.enter("is_private", path)
+        return True  # the simulated disk has one user
 
     def read_bytes(self, path: str) -> bytes:
         self.enter("read_bytes", path)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from bookies.runtime.ports import Buffer, Ended, File, Worker
+from bookies.runtime.ports import Buffer, Ended, File, ReadEnded, Worker
 
 T = TypeVar("T")
 
@@ -41,6 +41,16 @@ class SimWorker:
 
     def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int, done: Ended) -> None:
         self.run(file.write_durably, buffers, offset).add_done_callback(lambda future: done(future.exception()))
+
+    def begin_read(self, file: File, size: int, offset: int, ended: ReadEnded) -> bool:
+        if self._is_closed:
+            return False
+        try:
+            data = file.pread(size, offset)  # at once: the file may be closed meanwhile
+        except Exception:  # noqa: BLE001  (a thread reads again, and reports it)
+            return False
+        asyncio.get_running_loop().call_later(self._workers.delay_s(), ended, data)
+        return True
 
     def close(self) -> None:
         """Run all queued calls immediately: closing blocks, so no virtual time can pass."""

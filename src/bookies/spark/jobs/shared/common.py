@@ -17,6 +17,7 @@ This module imports PySpark only inside functions: the command's `--help` must w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import logging
@@ -144,6 +145,18 @@ def table(spark: Any, config: JobConfig, name: str) -> Any:
     return reader.option("table", name).load()
 
 
+@contextlib.contextmanager
+def kept(frames: Mapping[str, Any], *, is_stored: bool = False) -> Iterator[Mapping[str, Any]]:
+    """Keep tables for the duration of the block, so that each is read from the cluster once. `is_stored`: they are."""
+    if not is_stored:
+        frames = {name: frame.persist() for name, frame in frames.items()}
+    try:
+        yield frames
+    finally:
+        for frame in frames.values():
+            frame.unpersist()
+
+
 def reader_of(spark: Any) -> Any:
     """Return a reader of files and directories by name.
 
@@ -155,6 +168,15 @@ def reader_of(spark: Any) -> Any:
 def frame_of(spark: Any, rows: Sequence[Sequence[Any]], ddl: str) -> Any:
     """Return rows as a DataFrame, also if there are none."""
     return spark.createDataFrame([tuple(row) for row in rows], ddl)
+
+
+def spread(frame: Any, tasks: int) -> Any:
+    """Return the frame with the rows of each `task` in a partition of their own."""
+    count = max(1, tasks)
+    if hasattr(frame, "repartitionById"):
+        return frame.repartitionById(count, "task")
+    # Spark 4.0 has only the hash, which puts some tasks together and leaves partitions empty.
+    return frame.repartition(count, "task")
 
 
 def save(frame: Any, config: JobConfig, name: str) -> Any:
@@ -216,26 +238,35 @@ def execute(
     prepare(spark)
     finished = _finished(spark, config, name, holds)
     left = [item for item in items if item.name not in finished]
-    cores = config.processes or spark.sparkContext.defaultParallelism
+    cores = cores_of(spark, config)
     tasks = pack(left, task_size=config.task_size, tasks_max=config.tasks_max, tasks_min=2 * cores)
     plan = estimate(name, tasks, cores=cores, bytes_per_s=config.bytes_per_s)
     skipped = len(items) - len(left)
     if config.mode == PLAN:
         return Run(config, plan, skipped, spark.createDataFrame(_work_table(tasks)))
-    rate = None if config.bytes_per_s is None else config.bytes_per_s / cores
-    carry = CarryOut(config.uri, config.run_id, work, rate, name)
+    carry = CarryOut(config.uri, config.run_id, work, rate_of(spark, config), name)
     is_kept = config.directory is not None or name in CONTINUED
     begun = Begun(name, config.run_id, plan, skipped, is_kept=is_kept)
     with Progress(spark, begun, is_quiet=config.is_quiet) as progress:
         progress.begin()
         frame = spark.createDataFrame(_work_table(tasks))
-        results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)
+        results = spread(frame, len(tasks)).mapInArrow(carry, RESULT_SCHEMA)
         if config.directory is None:
             results = results.persist()
             results.count()
         elif tasks:
             results.write.mode("append").option(*COMMIT_BY_TASK).parquet(f"{config.directory}/results")
     return Run(config, plan, skipped, _results(spark, config) if config.directory else results)
+
+
+def cores_of(spark: Any, config: JobConfig) -> int:
+    """Return how many tasks run at once."""
+    return config.processes or int(spark.sparkContext.defaultParallelism)
+
+
+def rate_of(spark: Any, config: JobConfig) -> float | None:
+    """Return a task's share of the limit of each bookie."""
+    return None if config.bytes_per_s is None else config.bytes_per_s / cores_of(spark, config)
 
 
 def _finished(spark: Any, config: JobConfig, name: str, holds: Holds | None) -> set[str]:
@@ -307,39 +338,41 @@ def _work_table(tasks: Sequence[Sequence[Item]]) -> pa.Table:
 # -- in a task -------------------------------------------------------------------------------------------------------
 
 
-class Tools:
+class Paces:
+    """Limits of the bytes per second from and to each bookie, for one task. `rate`: None: no limit."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.bytes_per_s = rate
+        self._paces: dict[str, RateLimit] = {}
+
+    def pace(self, bookie: str) -> RateLimit:
+        """Return the limit of one bookie, shared by all items of the task."""
+        return self._paces.setdefault(bookie, RateLimit(self.bytes_per_s))
+
+    async def spent(self, bookies: Sequence[str], size: int) -> None:
+        """Record `size` bytes from or to these bookies together, and wait as long as the limit of each demands."""
+        if self.bytes_per_s is None or not bookies:
+            return
+        now = asyncio.get_running_loop().time()
+        pause_s = max(self.pace(bookie).charge(size // len(bookies), now) for bookie in bookies)
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+
+
+class Tools(Paces):
     """Tools for the work on items. `modes`: of each bookie when the task began.
 
     `gone`: bookies that stopped answering since, with their last error.
     """
 
     def __init__(self, client: Client, modes: Mapping[str, str], rate: float | None) -> None:
+        super().__init__(rate)
         self.client = client
         self.administration: Administration = client.administration()
         self.known = list(modes)
         self.registered = [bookie for bookie, mode in modes.items() if mode != DOWN]
         self.writable = [bookie for bookie, mode in modes.items() if mode == BookieMode.WRITABLE.value]
         self.gone: dict[str, str] = {}
-        self._rate = rate
-        self._paces: dict[str, RateLimit] = {}
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """This task's share of the limit of each bookie."""
-        return self._rate
-
-    def pace(self, bookie: str) -> RateLimit:
-        """Return the limit of one bookie, shared by all items of the task."""
-        return self._paces.setdefault(bookie, RateLimit(self._rate))
-
-    async def spent(self, bookies: Sequence[str], size: int) -> None:
-        """Record `size` bytes from or to these bookies together, and wait as long as the limit of each demands."""
-        if self._rate is None or not bookies:
-            return
-        now = asyncio.get_running_loop().time()
-        pause_s = max(self.pace(bookie).charge(size // len(bookies), now) for bookie in bookies)
-        if pause_s > 0:
-            await asyncio.sleep(pause_s)
 
 
 class CarryOut:

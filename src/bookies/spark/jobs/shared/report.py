@@ -44,6 +44,10 @@ class Report(Struct, frozen=True):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     sections: Sequence[Section] = ()
 
+    def _repr_html_(self) -> str:
+        """Show the report as the result of a cell of a notebook. A frame keeps its style from the notebook's."""
+        return f'<iframe srcdoc="{_escaped(page(self))}" style="width:100%; height:32em; border:0"></iframe>'
+
 
 def number_text(value: Any) -> str:
     """Format a value: numbers with separators, None as an empty text."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 
+from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared.report import ROWS_MAX, Report, Section, Table, number_text, page, text
 
 VOID = ("meta", "br")
@@ -98,3 +100,12 @@ def test_long_tables_are_cut() -> None:
 )
 def test_values_are_written_for_people(value: object, said: str) -> None:
     assert number_text(value) == said
+
+
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+    report = Report("Scrub", 'a "good" <run>', True)
+    shown = report._repr_html_()
+    frame = re.fullmatch(r'<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>', shown)
+    assert frame is not None
+    assert unescape(frame[1]) == page(report)
+    assert Complete(None, report)._repr_html_() == shown

@@ -118,12 +118,12 @@ class DirectWrites:
         if calls is None or struct.calcsize("P") != 8:
             return None
         context = ctypes.c_ulong(0)
-        if _system_call(calls[_IO_SETUP], DEPTH, ctypes.addressof(context)) < 0:
+        if system_call(calls[_IO_SETUP], DEPTH, ctypes.addressof(context)) < 0:
             return None
         try:
             return cls(loop, calls, context.value)
         except (OSError, NotImplementedError):  # no descriptors left; a loop that cannot watch descriptors
-            _system_call(calls[_IO_DESTROY], context.value)
+            system_call(calls[_IO_DESTROY], context.value)
             return None
 
     def submit(self, descriptor: int, address: int, size: int, offset: int, ended: Ended) -> bool:
@@ -154,7 +154,7 @@ class DirectWrites:
         )
         sleeps = _sleep_count() if self._blocking.balance else -1
         begun = perf_counter()
-        if _system_call(self._calls[_IO_SUBMIT], self._context, 1, self._memory.list_addresses[number]) != 1:
+        if system_call(self._calls[_IO_SUBMIT], self._context, 1, self._memory.list_addresses[number]) != 1:
             return False
         submitted = perf_counter()
         self._free.pop()
@@ -169,7 +169,7 @@ class DirectWrites:
             self._take(is_waiting=True)
         if not self._loop.is_closed():
             self._loop.remove_reader(self._eventfd)
-        _system_call(self._calls[_IO_DESTROY], self._context)
+        system_call(self._calls[_IO_DESTROY], self._context)
         os.close(self._eventfd)
         self._eventfd = -1
 
@@ -181,7 +181,7 @@ class DirectWrites:
         """Report finished writes; `is_waiting`: wait until there is one."""
         memory = self._memory
         timeout = 0 if is_waiting else memory.no_time
-        count = _system_call(
+        count = system_call(
             self._calls[_IO_GETEVENTS], self._context, int(is_waiting), DEPTH, memory.events_address, timeout
         )
         if count < 0 and count != -errno.EINTR:  # The system reports no results, now or later.
@@ -208,7 +208,7 @@ def _sleep_count() -> int:
 _syscall = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 6, use_errno=True)(("syscall", ctypes.CDLL(None)))
 
 
-def _system_call(number: int, one: int, two: int = 0, three: int = 0, four: int = 0, five: int = 0) -> int:
+def system_call(number: int, one: int, two: int = 0, three: int = 0, four: int = 0, five: int = 0) -> int:
     """Return the result of a system call, or an error number, negative. Arguments are numbers and addresses."""
     result: int = _syscall(number, one, two, three, four, five)
     return result if result >= 0 else -ctypes.get_errno()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from bookies.runtime import direct
-from bookies.runtime.direct import DEPTH, DirectWrites
 from bookies.runtime.files import OsDisk
+from bookies.runtime.linux import direct
+from bookies.runtime.linux.direct import DEPTH, DirectWrites
 from bookies.runtime.ports import Buffer, File, Submit, Written
 from bookies.runtime.threads import ThreadWorker, ThreadWorkers
 from bookies.storage.disks import DirectoryHealth
@@ -123,7 +123,7 @@ def test_closing_waits_for_what_is_under_way(path: str) -> None:
 @pytest.mark.parametrize("is_closing", [False, True])
 def test_a_system_that_gives_no_news(path: str, is_closing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is under way ends with its error, and nothing more is taken."""
-    real = direct._system_call
+    real = direct.system_call
 
     async def main() -> None:
         writes = DirectWrites.begin(asyncio.get_running_loop())
@@ -134,7 +134,7 @@ def test_a_system_that_gives_no_news(path: str, is_closing: bool, monkeypatch: p
         def refusing(number: int, *arguments: int) -> int:
             return next(answers, -errno.EPERM) if number == events else real(number, *arguments)
 
-        monkeypatch.setattr(direct, "_system_call", refusing)
+        monkeypatch.setattr(direct, "system_call", refusing)
         descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC)
         pages, address = memory(b"x" * SIZE)
         results: list[int] = []
@@ -172,7 +172,7 @@ def test_a_file_system_that_does_it_all_at_the_submission(
         nonlocal now_s
         now_s += seconds
 
-    real = direct._system_call
+    real = direct.system_call
 
     def system_call(number: int, *arguments: int) -> int:
         nonlocal sleep_count
@@ -181,7 +181,7 @@ def test_a_file_system_that_does_it_all_at_the_submission(
             sleep_count += sleeps
         return real(number, *arguments)
 
-    monkeypatch.setattr(direct, "_system_call", system_call)
+    monkeypatch.setattr(direct, "system_call", system_call)
     monkeypatch.setattr(direct, "perf_counter", lambda: now_s)
     monkeypatch.setattr(direct, "_sleep_count", lambda: sleep_count)
 
@@ -217,7 +217,7 @@ def test_where_there_is_no_such_thing_a_thread_writes(reason: str, path: str, mo
     if reason == "machine":
         monkeypatch.setattr(direct.platform, "machine", lambda: "pdp11")
     elif reason == "refused":
-        monkeypatch.setattr(direct, "_system_call", lambda *arguments: -errno.EPERM)
+        monkeypatch.setattr(direct, "system_call", lambda *arguments: -errno.EPERM)
     elif reason == "loop":
 
         def cannot_watch(*arguments: object) -> None:
@@ -225,7 +225,7 @@ def test_where_there_is_no_such_thing_a_thread_writes(reason: str, path: str, mo
 
         monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", cannot_watch)
     elif reason == "library":
-        monkeypatch.setitem(sys.modules, "bookies.runtime.direct", None)
+        monkeypatch.setitem(sys.modules, "bookies.runtime.linux.direct", None)
     else:
 
         def none_left(*arguments: int) -> int:

@@ -90,24 +90,37 @@ class DigestMd5Server:
 
 
 class DigestMd5Client:
-    """The client's side of one authentication. `cnonce`: like the server's `nonce`."""
+    """The client's side of one authentication, as `auth.SaslClient`. `cnonce`: like the server's `nonce`. `uri`:
+    service and host."""
 
-    def __init__(self, user: str, password: str, cnonce: str) -> None:
+    is_complete = False  # The server's proof answers the last response.
+
+    def __init__(self, user: str, password: str, cnonce: str, uri: str = f"{SERVICE}/{SERVICE}") -> None:
         self._user = user
         self._password = password
         self._cnonce = cnonce.encode("ascii")
+        self._uri = uri
         self._expected = b""
 
-    def respond(self, challenge: bytes) -> bytes:
-        """Return the response to a bookie's challenge. Raises `Unauthorized`."""
+    def first(self) -> bytes:
+        return b""
+
+    def respond(self, message: bytes) -> bytes | None:
+        """Return the response to a challenge; None: the message was the server's proof. Raises `Unauthorized`."""
+        if self._expected:
+            self._check(message)
+            return None
+        return self._respond(message)
+
+    def _respond(self, challenge: bytes) -> bytes:
         given = parse_directives(challenge)
         if "nonce" not in given or given.get("algorithm", b"").lower() != b"md5-sess":
-            raise Unauthorized("the bookie's SASL challenge is not one of DIGEST-MD5")
+            raise Unauthorized("the server's SASL challenge is not one of DIGEST-MD5")
         if b"auth" not in [quality.strip() for quality in given.get("qop", b"auth").split(b",")]:
-            raise Unauthorized("the bookie wants more than authentication from SASL, which is not offered here")
+            raise Unauthorized("the server wants more than authentication from SASL, which is not offered here")
         encoding = "utf-8" if given.get("charset", b"").lower() == b"utf-8" else "latin-1"
         realm = _decode(given.get("realm", b""), encoding)
-        uri = f"{SERVICE}/{SERVICE}"
+        uri = self._uri
         known = secret_of_password(self._user, self._password, realm)
         secret = _secret(known, given["nonce"], self._cnonce, None)
         proof = _proof(secret, given["nonce"], self._cnonce, f"AUTHENTICATE:{uri}", encoding)
@@ -115,7 +128,7 @@ class DigestMd5Client:
         try:
             user = self._user.encode(encoding)
         except UnicodeEncodeError as error:
-            raise Unauthorized("the bookie cannot read the user name: it does not know UTF-8") from error
+            raise Unauthorized("the server cannot read the user name: it does not know UTF-8") from error
         directives = [b"charset=utf-8"] if encoding == "utf-8" else []
         directives += [
             b"username=" + _quoted(user),
@@ -123,16 +136,15 @@ class DigestMd5Client:
             b"nonce=" + _quoted(given["nonce"]),
             b"nc=" + NONCE_COUNT.encode("ascii"),
             b"cnonce=" + _quoted(self._cnonce),
-            b"digest-uri=" + _quoted(uri.encode("ascii")),
+            b"digest-uri=" + _quoted(uri.encode(encoding)),
             b"response=" + proof,
             b"qop=auth",
         ]
         return b",".join(directives)
 
-    def check(self, answer: bytes) -> None:
-        """Raise `Unauthorized` when the bookie does not prove that it knows the password."""
-        if not self._expected or not hmac.compare_digest(self._expected, answer.strip()):
-            raise Unauthorized("the bookie does not prove that it knows our password")
+    def _check(self, answer: bytes) -> None:
+        if not hmac.compare_digest(self._expected, answer.strip()):
+            raise Unauthorized("the server does not prove that it knows our password")
 
 
 def secret_of_password(user: str, password: str, realm: str = SERVICE) -> bytes:

@@ -1,0 +1,1 @@
+"""Encryption at rest: keys, sealed entries, and which files have them."""
