@@ -78,6 +78,7 @@ def sweep(where: Any, calls: range) -> Seen:
                 machine.crash(PROCESS_DIES)
                 machine.live(_nothing, stops=False)
                 machine.crash(NOTHING_SURVIVES)
+                machine.live(_keeps_its_index)
             elif not where.is_survived:
                 machine.crash(NOTHING_SURVIVES if is_over else WAYS[number % len(WAYS)])
             machine.check(lives=1)
@@ -109,6 +110,13 @@ def sweep_space(where: Any, calls: range) -> Seen:
 
 async def _nothing(store: Any, promises: Any) -> None:
     """Start, and do nothing else."""
+
+
+async def _keeps_its_index(store: Any, promises: Any) -> None:
+    """Fail if an index file was lost. The rebuild of it would keep the promises, so they do not show the loss."""
+    await promises.check(store)
+    count = (await store.repair())["rebuilt"]
+    assert count == 0, f"{count} index files are lost that a checkpoint had covered"
 
 
 def play(where: Any) -> Seen:
