@@ -128,6 +128,18 @@ def test_an_index_file_of_apaches_that_is_another_ledgers(ledger_id: int) -> Non
         assert other == ledger_id or not examined(mutation).lies(), other
 
 
+@pytest.mark.parametrize("world", ["killed", "rocksdb-killed"])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_journal_whose_header_names_an_older_version(world: str, version: int) -> None:
+    """Its groups have trailers, so the header is damaged. Replay goes on at the next group, once."""
+    for path, data in worlds()[world].base.files.items():
+        if path.endswith(".txn"):
+            changed = data[:4] + version.to_bytes(4, "big") + data[8:]
+            outcome = examined(replaced(world, path, changed, f"version {version}"))
+            assert not outcome.lies(), path
+            assert not outcome.refusal, path
+
+
 @pytest.mark.parametrize(("world", "suffix"), [("apache-killed", ".txn"), ("apache-stopped", ".log")])
 def test_an_entry_id_that_no_bookie_accepts(world: str, suffix: str) -> None:
     """A changed id in a journal, or in a log while an index file is rebuilt, is damage and not another entry."""

@@ -167,6 +167,11 @@ class JournalReader:
             return path, self._size
         if journal_id == self._mark.journal_id and self._mark.offset > 0:
             start = self._mark.offset
+        damage = journal_format.find_wrong_version(self._search, self._size, start, self._version, journal_id)
+        if damage is not None:
+            self._version = self._lost_version
+            self._batches = iter([damage])
+            return path, self._size
         self._scan(start)
         return path, self._size
 

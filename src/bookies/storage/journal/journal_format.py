@@ -156,6 +156,19 @@ def pack_group_end(journal_id: int, start: int, buffers: Sequence[Buffer], size:
     return journal_trailer.seal(journal_id, start, buffers, size, padding)
 
 
+def find_wrong_version(pread: Pread, size: int, start: int, version: int, journal_id: int | None) -> ScanEnd | None:
+    """Return the end of a scan from `start` on, if the header's version is damaged: no older file has trailers.
+
+    `next_record` is the next group with a trailer. Damage to the first bytes may look like a version 1 record, whose
+    length covers the real ones.
+    """
+    if version >= PADDING_VERSION or not journal_trailer.find_group(pread, size, 0, journal_id):
+        return None
+    follows = journal_trailer.find_group(pread, size, max(start - 1, 0), journal_id)
+    damage = f"groups with trailers, which no journal of version {version} has: the header is damaged"
+    return ScanEnd(EndKind.CORRUPT, start, damage, size if follows is None else follows.start)
+
+
 def scan(
     pread: Pread,
     size: int,
@@ -189,10 +202,8 @@ def scan(
     window = Window(pread, size, start, chunk_size)
     group = _Group(search or pread, size, window.position, is_newest, journal_id)
     end: ScanEnd | None = None
-    if version < PADDING_VERSION and (ours := journal_trailer.find_group(search or pread, size, 0, journal_id)):
-        # Damage to the first bytes may look like a version 1 record, whose length covers the real ones.
-        damage = f"groups with trailers, which no journal of version {version} has: the header is damaged"
-        yield ScanEnd(EndKind.CORRUPT, window.position, damage, ours.start)
+    if (damage := find_wrong_version(search or pread, size, window.position, version, journal_id)) is not None:
+        yield damage
         return
     while end is None:
         starts, reason = kernels.scan_records(window.data, window.at, len(window.data), record_size_max)
