@@ -42,7 +42,7 @@ COMMANDS = {
         "bookies.admin.commands.bookie",
         "run, init, list, show, test, drain, maintenance, balance, state, settings, disks, owed, read-only, "
         "read-write, space, gc, compact, orphans, undelete, why-not-deleted, scrub, recover, rename, repair, convert, "
-        "format",
+        "encryption, new-key, format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",

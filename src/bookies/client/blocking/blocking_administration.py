@@ -44,6 +44,7 @@ class Administration(Blocking[asynchronous.Administration]):
     instance_id = waits(asynchronous.Administration.instance_id)
     read_stored = iterates(asynchronous.Administration.read_stored)
     record = waits(asynchronous.Administration.record)
+    records = iterates(asynchronous.Administration.records)
     ledger_ids = iterates(asynchronous.Administration.ledger_ids)
     ledgers_on = waits(asynchronous.Administration.ledgers_on)
     check_ledger = waits(asynchronous.Administration.check_ledger)
