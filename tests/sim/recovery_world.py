@@ -90,7 +90,7 @@ class World:
                 assert healer.task.cancelled()
         store = self.user.driver.recovery
         assert await self.act(store.locks()) == {}
-        assert (left := await self.act(store.auditor())) is None, left
+        assert await self.act(store.auditor()) is None
         killed = [f"autorecovery/{each.client.name}" for each in self.healers if not each.client.participant.is_alive]
         assert await self.act(self.user.driver.record_names("autorecovery/")) == killed
 
