@@ -44,7 +44,7 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "an announcement does not wait for the ack quorum": 1,
     "an announcement does not wait for the force": 1,
     #
-    "count acks by bookie instead of position and bookie": 46,
+    "count acks by bookie instead of position and bookie": 18,
     "late failures forgotten": 4,
     "the target of a force is taken after it": 1,
     "swap before copy": 1,
