@@ -31,6 +31,7 @@ BOTH_INDEXES_BUT = {
     "test_damage_is_never_absence",
     "test_a_missing_key_refuses_the_start_and_names_key_and_files",
     "test_a_missing_key_of_a_journal_refuses_the_start",
+    "test_a_journal_without_header_is_not_replayed_as_plain_without_keys",
     "test_a_missing_key_of_the_last_group_is_not_taken_for_a_crash",
     "test_a_log_whose_header_is_damaged_hinders_neither_start_nor_other_logs",
     "test_changes_of_the_keys_file_that_cannot_be_used_keep_the_keys",
@@ -224,6 +225,23 @@ def test_a_missing_key_of_a_journal_refuses_the_start(sealed: Any, body: Body, k
     with pytest.raises(StorageError, match=r"txn.*encryption_keys_file"):
         (made if keys else without_keys(made)).live(lambda store, promises: promises.check(store))
     write_keys(made.disk, lines(NEW, OLD))
+    made.config = replace(made.config, encryption_keys_file=PATH)
+    made.check()
+
+
+def test_a_journal_without_header_is_not_replayed_as_plain_without_keys(sealed: Any, body: Body) -> None:
+    """Sealed entries look like plain ones. The cookies say that there may be some."""
+    made = sealed()
+    assert made.live(lambda store, promises: promises.add(store, 1, {0: body(1, 0)}), stops=False)
+    made.crash(PROCESS_DIES)
+    before = files(made, ".txn")
+    for path in before:
+        made.disk.flip_bit(path, 1, 1)
+    with pytest.raises(StorageError, match=r"txn.*encryption_keys_file"):
+        without_keys(made).live(lambda store, promises: promises.check(store))
+    for path in before:
+        made.disk.flip_bit(path, 1, 1)
+    assert files(made, ".txn") == before
     made.config = replace(made.config, encryption_keys_file=PATH)
     made.check()
 

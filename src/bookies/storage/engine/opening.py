@@ -91,6 +91,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     restorer = Restorer(
         parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.skips, parts.sealer
     )
+    restorer.report.is_encryption_noted = is_encrypted
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explain_disk_full(parts, stores, size):
         if not parts.index.catalog.is_trusted:
@@ -99,7 +100,6 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
     parts.report.has_losses = bool(lost)
-    parts.report.is_encryption_noted = is_encrypted
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
         first = parts.index.catalog.uncounted_from
         checkpointer.log.uncounted_id = first if first >= 0 else -1 - first

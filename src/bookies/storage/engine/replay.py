@@ -381,12 +381,12 @@ class Restorer:
     def lost_version(self) -> int:
         """Return the version of a file whose header is lost. Plain entries do not authenticate as sealed ones, but
         sealed entries look like plain ones."""
-        return journal_format.VERSION if self._sealer is None else journal_format.SEALED_VERSION
+        return journal_format.SEALED_VERSION if self.report.is_encryption_noted else journal_format.VERSION
 
     def begin_file(self, path: str, *, is_sealed: bool) -> None:
-        """Note the journal file of the next batches. Raises StorageError if its entries are sealed, without keys."""
+        """Note the journal file of the next batches. Raises StorageError if its entries may be sealed, without keys."""
         if is_sealed and self._sealer is None:
-            raise StorageError(f"{path} holds encrypted entries: set encryption_keys_file. Nothing was changed")
+            raise StorageError(f"{path} may hold encrypted entries: set encryption_keys_file. Nothing was changed")
         self._opener = self._sealer if is_sealed else None
         self._path = path
 
