@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return _run(noun, arguments[1:], server)
+    except SystemExit:  # argparse has printed a help text
+        _to_reader(lambda: None)
+        raise
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
