@@ -74,7 +74,7 @@ async def fences_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
     "header-evicted",
     "A fence in the cache of open files",
     (f"{JIRA}815",),
-    CrashSweep(fences_during_a_checkpoint, 286),
+    CrashSweep(fences_during_a_checkpoint, 302),
     "The fence flag was set in the object of the open index file, to be written later. When too many files were open, "
     "the object was evicted, and the flag was lost with it.",
     "After a checkpoint unused ledgers are evicted, including those that changed meanwhile.",
@@ -83,7 +83,7 @@ def _(patch: Patch) -> None:
     def forget_idle(self: LedgerIndex, is_idle: Any) -> None:
         for ledger_id, ledger in list(self._ledgers.items()):
             is_used = ledger.pages or ledger.users or ledger.is_fence_pending
-            if ledger_id in self._paths and not is_used and is_idle(ledger_id):
+            if ledger_id in self.places.paths and not is_used and is_idle(ledger_id):
                 del self._ledgers[ledger_id]
                 self._dirty.pop(ledger_id, None)
 
@@ -101,7 +101,7 @@ async def meta_records(store: LedgerStore, promises: Any) -> None:
     "replay-believes-the-index",
     "Ledgers that replay believed to be stored",
     issue(867),
-    CrashSweep(meta_records, 83, comes_back=True),
+    CrashSweep(meta_records, 93, comes_back=True),
     "Replay did not recreate a ledger that it found in the index. The index had been written and not synced; only the "
     "process had died. The journal was dropped, and the next power failure lost the ledger's fence and key.",
     "Replay skips entries that the index already contains.",
@@ -209,8 +209,8 @@ def an_empty_journal_disk(machine: Any) -> None:
 def _(patch: Patch) -> None:
     find_losses = opening._find_losses
 
-    def find_no_lost_journal(disk: Any, directories: Any) -> Any:
-        return find_losses(disk, SimpleNamespace(all=directories.all, ledgers=directories.ledgers, journals=()))
+    def find_no_lost_journal(disk: Any, directories: Any, logs: Any) -> Any:
+        return find_losses(disk, SimpleNamespace(all=directories.all, ledgers=directories.ledgers, journals=()), logs)
 
     patch.setattr(opening, "_find_losses", find_no_lost_journal)
 

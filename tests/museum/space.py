@@ -491,7 +491,7 @@ def _(patch: Patch) -> None:
     original = Restorer.__init__
 
     def initialize(self: Restorer, *parts: Any) -> None:
-        original(self, *parts[:4], lambda ledger_id: False, *parts[5:])
+        original(self, *parts[:4], lambda ledger_id, **how: False, *parts[5:])
 
     patch.setattr(Restorer, "__init__", initialize)
 

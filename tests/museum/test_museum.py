@@ -16,6 +16,8 @@ def test_exhibit(each: Any) -> None:
     where = each.where
     seen = museum.look_with(each, getattr(where, "first", 1))
     assert seen.number is not None, "the mistake was not detected"
+    assert "TypeError" not in seen.failure, "the patch fails, instead of making the mistake"
+    assert "AttributeError" not in seen.failure, "the patch fails, instead of making the mistake"
     again = range(seen.number, seen.number + 1)
     if isinstance(where, museum.exhibits.Hunt):
         without = museum.hunt(where.profile, again, duration_s=SHORT_S)
