@@ -131,7 +131,7 @@ def accept_any_token(patch: Patch) -> None:
 
 def commit_what_is_being_handled(patch: Patch) -> None:
     def handled(self):  # type: ignore[no-untyped-def]
-        return self._start if self._entry is None else self._entry.position.next
+        return self._start if self._given is None else self._given[1]
 
     patch.setattr(Progress, "handled", property(handled))
 

@@ -10,7 +10,7 @@ import asyncio
 from random import Random
 
 import pytest
-from msgspec.structs import replace
+from tests.sim.mutant_table import MUTANTS
 
 from bookies.client.repair import replication
 from bookies.errors import BookKeeperError
@@ -18,7 +18,6 @@ from bookies.lab.sim.run import Result, Simulation, simulate
 from bookies.lab.sim.world import SimClient
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES
 from bookies.model import BookieId
-from bookies.protocol.repair import Fragment
 
 SEEDS = 2
 DURATION_S = 4.0  # of virtual time
@@ -106,18 +105,6 @@ def test_copies_survive_a_power_failure_of_all_bookies() -> None:
 
 def test_the_checker_notices_a_swap_before_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: the record names the bookies at once, and the entries follow."""
-    copy_and_swap = replication.replicate
-
-    async def swap_first(
-        copying: replication.Copying, fragment: Fragment, replacements: replication.Sequence[replication.Replacement]
-    ) -> replication.Move:
-        update = copying.update
-        assert update is not None
-        swap = replication.FragmentCopy(fragment, replacements).swap
-        await update.update(swap.needed, swap.apply)
-        moved = replace(fragment, ensemble=update.current.metadata.ensemble_at(fragment.first))
-        in_place = [each._replace(old=each.new) for each in replacements]
-        return await copy_and_swap(copying, moved, in_place)
-
-    monkeypatch.setattr(replication, "replicate", swap_first)
+    (mutant,) = [each for each in MUTANTS if each.what == "swap before copy"]
+    mutant.apply(monkeypatch)
     assert any(each.startswith("I-18") for seed in range(SEEDS) for each in run(seed, "calm")[0].violations)
