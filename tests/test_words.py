@@ -79,7 +79,8 @@ def citations_of(text: str) -> list[tuple[str, str]]:
 def prose_of(path: pathlib.Path) -> list[tokenize.TokenInfo]:
     """Return the comments and strings of a module: code may contain what looks like a citation."""
     tokens = tokenize.generate_tokens(io.StringIO(text_of(path)).readline)
-    return [token for token in tokens if token.type in (tokenize.COMMENT, tokenize.STRING)]
+    in_text = getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)  # since Python 3.12 an f-string is several tokens
+    return [token for token in tokens if token.type in (tokenize.COMMENT, tokenize.STRING, in_text)]
 
 
 @functools.cache

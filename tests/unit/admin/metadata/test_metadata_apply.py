@@ -7,6 +7,7 @@ import json
 import pathlib
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -190,7 +191,7 @@ def test_an_unreadable_record_is_replaced_with_the_words(
 ) -> None:
     path = dumped(4, words=("--passwords",))
     before = record(store, 4)
-    with sqlite3.connect(store / "metadata.db") as connection:
+    with closing(sqlite3.connect(store / "metadata.db")) as connection, connection:
         connection.execute("UPDATE ledgers SET data = ? WHERE id = 4", (b"nonsense",))
     connection.close()
     assert main(["metadata", "dump", "4"]) == 1

@@ -253,7 +253,7 @@ def test_deleted_ids_take_no_more_room_than_the_gaps_between_them(desk: Desk) ->
     for ledger_id in [*range(0, 40, 2), *range(39, 0, -2)]:
         store.commit([], [Delete(ledger(ledger_id))])
         store.commit([], [Delete(ledger(ledger_id))])
-    with sqlite3.connect(desk.path) as connection:
+    with contextlib.closing(sqlite3.connect(desk.path)) as connection, connection:
         assert connection.execute("SELECT first, last FROM deleted_ledgers").fetchall() == [(0, 39)]
     connection.close()
     other = desk.store()
@@ -265,7 +265,7 @@ def test_deleted_ids_take_no_more_room_than_the_gaps_between_them(desk: Desk) ->
 
 def test_a_database_of_an_earlier_version_gets_what_came_later(desk: Desk) -> None:
     desk.store().close()
-    with sqlite3.connect(desk.path) as connection:
+    with contextlib.closing(sqlite3.connect(desk.path)) as connection, connection:
         connection.execute("DROP TABLE deleted_ledgers")
         connection.execute("DROP TABLE records")
     connection.close()
@@ -281,7 +281,7 @@ def test_a_database_of_an_earlier_version_gets_what_came_later(desk: Desk) -> No
 
 def test_a_later_format_is_refused(desk: Desk) -> None:
     desk.store().close()
-    with sqlite3.connect(desk.path) as connection:
+    with contextlib.closing(sqlite3.connect(desk.path)) as connection, connection:
         connection.execute("PRAGMA user_version = 2")
     connection.close()
     with pytest.raises(NotSupported, match="has format 2, which is newer"):
@@ -289,7 +289,7 @@ def test_a_later_format_is_refused(desk: Desk) -> None:
 
 
 def test_another_programs_database_is_refused(desk: Desk) -> None:
-    with sqlite3.connect(desk.path) as connection:
+    with contextlib.closing(sqlite3.connect(desk.path)) as connection, connection:
         connection.execute("CREATE TABLE ledgers (x)")
     connection.close()
     with pytest.raises(MetadataCorrupt, match="some other program's database"):

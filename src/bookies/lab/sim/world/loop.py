@@ -302,7 +302,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks.clear()
 
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self.call_soon(self.create_task, generator.aclose())
+        # The coroutine is made only when it can run: one that is never awaited is a warning.
+        self.call_soon(lambda: self.create_task(generator.aclose()))
 
     def _report(self, where: str, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error)).rstrip()
