@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import pathlib
 import statistics
 import subprocess
@@ -18,8 +17,10 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 
+from benchmarks.suite.limits import percentile
+
 import bookies
-from bookies import BookKeeperError, LedgerWriter
+from bookies import LedgerWriter
 from bookies.admin.cluster import LocalCluster
 
 USERS = 10
@@ -27,7 +28,7 @@ RATE = 200_000  # bytes in a second, of each of them at each bookie
 SIZE, OTHER_SIZE = 1_000, 100
 CALM = 0.5  # share of the rate below the limit
 WINDOW = 100  # entries of a user that wait for their acknowledgement
-WARM_UP_S = 1.0
+WARM_UP_S = 2.0  # of the ten, before the other user begins
 QUORUMS = {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2}
 
 
@@ -46,14 +47,11 @@ def write_users(directory: pathlib.Path) -> pathlib.Path:
 
 
 async def append_for(uri: str, secret: str, seconds: float, append: Callable[[LedgerWriter], Awaitable[int]]) -> int:
-    """Call `append`, which returns a count, until the end; return the sum. A refused writer begins anew."""
+    """Call `append`, which returns a count, for so many seconds; return the sum. Raises the error of an append."""
     end, count = time.monotonic() + seconds, 0
-    async with bookies.connect(uri, sasl_file=secret) as client:
+    async with bookies.connect(uri, sasl_file=secret) as client, client.create(**QUORUMS) as ledger:
         while time.monotonic() < end:
-            with contextlib.suppress(BookKeeperError):
-                async with client.create(**QUORUMS) as ledger:
-                    while time.monotonic() < end:
-                        count += await append(ledger)
+            count += await append(ledger)
     return count
 
 
@@ -98,13 +96,13 @@ def turn(uri: str, directory: pathlib.Path, seconds: float, kind: str) -> tuple[
         kind,
         uri,
         str(directory),
-        str(seconds + 2 * WARM_UP_S),
+        str(seconds + WARM_UP_S),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        time.sleep(2 * WARM_UP_S)
-        times = sorted(asyncio.run(other(uri, str(directory / "other.toml"), seconds)))
+        time.sleep(WARM_UP_S)
+        times = asyncio.run(other(uri, str(directory / "other.toml"), seconds))
         count = int(process.communicate()[0])
-    return times[len(times) // 2], times[len(times) * 99 // 100], count / (seconds + 2 * WARM_UP_S)
+    return percentile(times, 0.5), percentile(times, 0.99), count / (seconds + WARM_UP_S)
 
 
 def main() -> int:

@@ -169,7 +169,7 @@ class World:
         store = bookie.server.store
 
         async def drop() -> None:
-            await asyncio.sleep(0.2)  # the last replica may come after the acknowledgement
+            await asyncio.sleep(0.2)  # virtual seconds: the last replica may come after the acknowledgement
             await store.checkpoint()
             await store._open().checkpointer.index_writer.drop_ledgers([ledger_id])
 

@@ -157,22 +157,21 @@ class JournalReader:
         self._dropped = DroppedPrefix(READ_STEP)
         self._journal_id = journal_id
         self.is_newest = journal_id == self.ids[-1]
+        damage: ScanEnd | None
         try:
             self._version, start = journal_format.parse_header(file.pread(24, 0), self._size, path=path)
         except CorruptRecord as error:
             if error.offset != 0:  # an unknown version: another release wrote it and can read it
                 raise
-            self._version = self._lost_version
-            self._batches = iter([ScanEnd(EndKind.CORRUPT, 0, str(error))])
-            return path, self._size
-        if journal_id == self._mark.journal_id and self._mark.offset > 0:
-            start = self._mark.offset
-        damage = journal_format.find_wrong_version(self._search, self._size, start, self._version, journal_id)
-        if damage is not None:
-            self._version = self._lost_version
-            self._batches = iter([damage])
-            return path, self._size
-        self._scan(start)
+            damage = ScanEnd(EndKind.CORRUPT, 0, str(error))
+        else:
+            if journal_id == self._mark.journal_id and self._mark.offset > 0:
+                start = self._mark.offset
+            damage = journal_format.find_wrong_version(self._search, self._size, start, self._version, journal_id)
+        if damage is None:
+            self._scan(start)
+        else:
+            self._version, self._batches = self._lost_version, iter([damage])
         return path, self._size
 
     @property
