@@ -33,10 +33,12 @@ from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.documents import parse_json
 from bookies.errors import (
     BookKeeperError,
+    EntryNotFound,
     InvalidArgument,
     LedgerExists,
     LedgerLocked,
     LedgerNotFound,
+    LedgerUnknownToBookie,
     LogError,
     LogExists,
     LogFenced,
@@ -108,8 +110,12 @@ class Growing(Struct):
     last: int = -1  # confirmed in the source
 
 
-async def whole_list(client: Client, name: str) -> Manifest:
-    """Return a log's list with all ends, an open ledger's up to its last add confirmed. Raises `LogNotFound`."""
+async def whole_list(client: Client, name: str, *, with_unconfirmed: bool = False) -> Manifest:
+    """Return a log's list with all ends, an open ledger's up to its last add confirmed. Raises `LogNotFound`.
+
+    `with_unconfirmed`: an open ledger's up to the last entry that its bookies hold. Its writer may have acknowledged
+    entries that it has announced to too few bookies: two questions for the last add confirmed may differ by them.
+    """
     parts = client.transactions()
     manifest = await ManifestLoop(parts.runtime, parts.driver, name).refresh()
     ends = {}
@@ -119,6 +125,10 @@ async def whole_list(client: Client, name: str) -> Manifest:
         if not record.is_closed:
             async with await client.administration().open(ledger_id) as reader:
                 last = await reader.read_last_add_confirmed()
+                # New bookies of an ensemble do not know the ledger before its next entry.
+                with suppress(EntryNotFound, LedgerUnknownToBookie):
+                    while with_unconfirmed:
+                        last = (await reader.read_batch(last + 1, unconfirmed=True)).last_entry_id
         ends[ledger_id] = LedgerEnd(last, record.length)
     return ended(manifest, ends) or manifest
 
@@ -287,7 +297,7 @@ class LogMirror:
             own = await (
                 stop_writing(self._target, self.name, self.origin)
                 if is_stopped
-                else whole_list(self._target, self.name)
+                else whole_list(self._target, self.name, with_unconfirmed=True)
             )
             missing = missing_in(own, await whole_list(self._source, self.name))
             if missing and not drops:

@@ -260,6 +260,26 @@ def test_what_a_lost_source_had_is_named_to_the_entry() -> None:
     play_two(act)
 
 
+def test_entries_that_were_acknowledged_and_not_announced_are_named_too() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader:
+            last = await leader.append_many([b"one", b"two", b"three"])
+            await mirrored(source, target)
+            await promote(target, "orders")
+            await leader.append_many([b"lost", b"too"])
+            own = await whole_list(source, "orders", with_unconfirmed=True)
+            assert (await whole_list(source, "orders")).extents[-1].last in (2, 3)  # not announced yet
+            [missing] = missing_in(own, await whole_list(target, "orders"))
+            assert (missing.ledger_id, missing.last) == (last.ledger_id, 4)
+            async with LogMirror(target, source, "orders") as back:
+                with pytest.raises(LogExists, match=r"only it has .* entries"):
+                    await back.begin()
+            assert not (await source.log("orders").manifest()).held  # refused, and not stopped
+
+    play_two(act)
+
+
 def test_a_mirror_that_runs_while_it_is_released_ends() -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:
         await new_log(source)

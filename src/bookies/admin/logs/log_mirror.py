@@ -221,7 +221,7 @@ async def _status_of(arguments: argparse.Namespace, target: Client, name: str) -
     what = "it is no mirror" if state is None else "it was switched over"
     try:
         async with asyncio.timeout(SOURCE_S), _connected(metadata_uri(arguments)) as source:
-            missing = missing_in(await whole_list(source, name), log)
+            missing = missing_in(await whole_list(source, name, with_unconfirmed=True), log)
     except (BookKeeperError, TimeoutError, OSError) as error:
         facts["lost"] = None
         return facts, [f"log {name}: {what}; the source does not answer: {error or 'timeout'}"]
