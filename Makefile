@@ -144,6 +144,8 @@ bench-zones: $(VENV)/.dev
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)
 
+# Executors of their own, on each metadata store: needs a JVM, Maven for the first time, and etcd.
+spark-cluster: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 spark-cluster: $(VENV)/.dev $(VENV)/.demo $(VENV)/.connect
 	@$(BIN)/python -m pytest -q -n 0 -m cluster tests/live/test_spark_cluster.py $(ARGS)
 

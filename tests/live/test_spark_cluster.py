@@ -12,15 +12,19 @@ import os
 import pathlib
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import venv
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from tests.apache.zookeeper import zookeeper_server
+from tests.etcd.server import etcd_server
 from tests.live.command import bk as command
 from tests.live.spark_marks import SMALL_BOOKIES
 
@@ -39,10 +43,26 @@ PACKAGE = os.path.dirname(os.path.dirname(bk.__file__))
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    directory = tmp_path_factory.mktemp("cluster-bookies") / "bk-data"
-    with LocalCluster(directory, 1, lease_ms=5000, settings=SMALL_BOOKIES) as cluster:
+@contextlib.contextmanager
+def metadata_store(kind: str, directory: pathlib.Path) -> Iterator[str | None]:
+    """The URI of a new metadata store; None: the one in the cluster's own directory."""
+    if kind == "zookeeper":
+        with zookeeper_server(directory) as zookeeper:
+            yield f"zk://{zookeeper.address}/ledgers"
+    elif kind == "etcd":
+        with etcd_server(directory) as etcd:
+            yield f"etcd://{etcd.address}/cluster"
+    else:
+        yield None
+
+
+@pytest.fixture(scope="module", params=["embedded", "zookeeper", "etcd"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("cluster-bookies")
+    with (
+        metadata_store(request.param, directory) as uri,
+        LocalCluster(directory / "bk-data", 1, lease_ms=5000, metadata_uri=uri, settings=SMALL_BOOKIES) as cluster,
+    ):
         yield cluster
 
 
@@ -73,14 +93,24 @@ def target(store: bk.blocking.Client, request: pytest.FixtureRequest) -> Any:
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a master with two workers, on two loopback addresses: Spark takes them for two machines."""
     directory = tmp_path_factory.mktemp("standalone")
-    words = ("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with master(directory) as url, workers(directory, url):
+        yield url
+
+
+def master(directory: pathlib.Path, port: str = "0") -> contextlib.AbstractContextManager[str]:
+    """A master that keeps what it knows in the directory; its address."""
+    words = ("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0")
+    return daemon(directory, words, r"Starting Spark master at (spark://\S+)")
+
+
+@contextlib.contextmanager
+def workers(directory: pathlib.Path, url: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(daemon(directory, words, r"Starting Spark master at (spark://\S+)"))
         for host in ("127.0.0.1", "127.0.0.2"):
             words = ("org.apache.spark.deploy.worker.Worker", "--host", host, "--cores", "1", "--memory", "1g")
             words += ("--webui-port", "0", "--work-dir", str(directory / host), url)
             stack.enter_context(daemon(directory, words, r"Successfully registered with master (\S+)", host))
-        yield url
+        yield
 
 
 def environment(directory: pathlib.Path) -> dict[str, str]:
@@ -97,7 +127,8 @@ def environment(directory: pathlib.Path) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_HOME": str(home),
-        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+        "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dspark.deploy.recoveryMode=FILESYSTEM "
+        f"-Dspark.deploy.recoveryDirectory={directory / 'recovery'}",
     }
 
 
@@ -197,15 +228,19 @@ class Submitted:
         self.process.communicate()
 
     def _said(self) -> str:
-        return self._stderr.read_text()[-4000:]
+        return self._stderr.read_text()[-8000:]
 
 
 @contextlib.contextmanager
 def submitted(
-    directory: pathlib.Path, master: str, archive: pathlib.Path, *words: str, program: str = APP, **settings: str
+    directory: pathlib.Path, master: str, archive: pathlib.Path | None, *words: str, program: str = APP, **settings: str
 ) -> Iterator[Submitted]:
-    """A program under spark-submit; it is over, one way or the other, when the block is."""
-    command_line = [os.path.join(installed(), "bin", "spark-submit"), "--master", master, "--py-files", str(archive)]
+    """A program under spark-submit; it is over, one way or the other, when the block is.
+
+    `archive`: the package as a zip; None: workers have it.
+    """
+    command_line = [os.path.join(installed(), "bin", "spark-submit"), "--master", master]
+    command_line += [] if archive is None else ["--py-files", str(archive)]
     for name, value in (common(directory) | settings).items():
         command_line += ["--conf", f"{name}={value}"]
     running = Submitted([*command_line, program, *words], directory)
@@ -297,6 +332,52 @@ def test_the_loser_of_a_speculation_leaves_nothing(
         assert program.result()["partitions"] == 4
     assert entries(target) == expected()
     assert_reaped(target, at_least=1)
+
+
+def test_a_master_that_restarts(
+    cluster: Any, source: str, target: Any, archive: Any, tmp_path: Any, meeting: Meeting
+) -> None:
+    """Ends the master while tasks read and write. The next one has its address, and finds what it kept."""
+    with contextlib.ExitStack() as first:
+        url = first.enter_context(master(tmp_path))
+        with workers(tmp_path, url):
+            words = (cluster.metadata_uri, source, target.name, str(tmp_path), "1")
+            with submitted(tmp_path, url, archive, *words) as program:
+                meeting.executor(program)
+                first.close()
+                with master(tmp_path, url.rpartition(":")[2]):
+                    meeting.release()
+                    assert program.result()["partitions"] == 4
+    assert entries(target) == expected()
+
+
+def test_the_environment_travels_as_an_archive(
+    standalone: str, cluster: Any, source: str, target: Any, tmp_path: pathlib.Path
+) -> None:
+    """The workers' Python, with the package in it, is `spark.archives`. The driver has it under the same path."""
+    new = tmp_path / "environment"
+    venv.create(new, symlinks=False)  # Spark refuses links that lead out of it, too.
+    [packages] = new.glob("lib/python*/site-packages")
+    shutil.copytree(
+        os.path.join(PACKAGE, "bookies"), packages / "bookies", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("pyarrow", "msgspec", "google_crc32c"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        shutil.copytree(os.path.dirname(spec.origin), packages / name)
+    packed = tmp_path / "environment.tar.gz"
+    # Spark refuses an archive with "." among its entries.
+    subprocess.run(["tar", "-C", new, "-I", "gzip -1", "-cf", packed, *sorted(os.listdir(new))], check=True)
+    settings = {"spark.archives": f"{packed}#environment", "spark.pyspark.python": "./environment/bin/python"}
+    words = (cluster.metadata_uri, source, target.name)
+    with submitted(
+        tmp_path, standalone, None, *words, **settings, **{"spark.pyspark.driver.python": sys.executable}
+    ) as program:
+        found = program.result()
+    assert found["streamed"] == ROWS
+    assert all("/environment/lib/" in place for place in found["places"])
+    assert entries(target) == expected()
 
 
 def test_a_job_runs_on_executors(store: Any, cluster: Any, source: str, archive: Any, tmp_path: Any) -> None:
