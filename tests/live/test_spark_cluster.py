@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import venv
@@ -361,11 +362,12 @@ def test_the_environment_travels_as_an_archive(
     shutil.copytree(
         os.path.join(PACKAGE, "bookies"), packages / "bookies", ignore=shutil.ignore_patterns("__pycache__")
     )
-    for name in ("pyarrow", "msgspec", "google_crc32c"):
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        shutil.copytree(os.path.dirname(spec.origin), packages / name)
+    own = pathlib.Path(sysconfig.get_path("platlib"))
+    for name in ("pyarrow", "msgspec", "google_crc32c", "google_crc32c.libs", "grpc", "typing_extensions.py"):
+        if (own / name).is_dir():
+            shutil.copytree(own / name, packages / name)
+        elif (own / name).exists():
+            shutil.copy(own / name, packages / name)
     packed = tmp_path / "environment.tar.gz"
     # Spark refuses an archive with "." among its entries.
     subprocess.run(["tar", "-C", new, "-I", "gzip -1", "-cf", packed, *sorted(os.listdir(new))], check=True)
