@@ -415,9 +415,12 @@ class Restorer:
         return [entry_id for entry_id, _ in good], Records.of([body for _, body in good])
 
     def _check_key(self, ledger_id: int, body: bytes) -> None:
-        """Raise StorageError if the present file's entries are sealed, and the key of this one is missing."""
+        """Raise StorageError if the present file's entries are sealed, and the key of this one is missing.
+
+        An entry that names no key is plain, in a file whose header is lost, or damaged.
+        """
         key_id = sealed_format.key_id_of(body)
-        if self._opener is not None and not self._opener.has(key_id):
+        if self._opener is not None and key_id not in sealed_format.NO_KEYS and not self._opener.has(key_id):
             label = sealed_format.label_of(key_id)
             raise StorageError(
                 f"{self._path}: an entry of ledger {ledger_id} needs the key {label}, which encryption_keys_file "
