@@ -416,13 +416,17 @@ def test_damage_is_never_absence(sealed: Any, body: Body, place: str) -> None:
     assert made.live(script)
 
 
-def test_a_journal_entry_that_does_not_authenticate_leaves_its_ledger_uncertain(sealed: Any, body: Body) -> None:
+@pytest.mark.parametrize(("place", "size"), [(30, 60), (3, 60), (3, 900)], ids=["text", "key", "key-of-large"])
+def test_a_journal_entry_that_does_not_authenticate_leaves_its_ledger_uncertain(
+    sealed: Any, body: Body, size: int, place: int
+) -> None:
+    """A damaged id of a key is no missing key, and no torn end: the rest authenticates."""
     made = sealed()
-    assert made.live(lambda store, promises: promises.add(store, 1, {0: body(1, 0)}), stops=False)
+    assert made.live(lambda store, promises: promises.add(store, 1, {0: body(1, 0, size=size)}), stops=False)
     made.crash(PROCESS_DIES)
     path, data = next(iter(files(made, ".txn").items()))
     assert int.from_bytes(data[4:8], "big") == journal_format.SEALED_VERSION
-    made.disk.flip_bit(path, data.index(id_of(OLD).to_bytes(4, "big")) + 30, 1)
+    made.disk.flip_bit(path, data.index(id_of(OLD).to_bytes(4, "big")) + place, 1)
 
     async def script(store: LedgerStore, promises: Any) -> None:
         with pytest.raises(DataUnknown):
