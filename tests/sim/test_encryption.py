@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,9 @@ BOTH_INDEXES_BUT = {
     "test_a_missing_key_refuses_the_start_and_names_key_and_files",
     "test_a_missing_key_of_a_journal_refuses_the_start",
     "test_a_journal_without_header_is_not_replayed_as_plain_without_keys",
+    "test_plain_entries_of_a_journal_without_header_do_not_stop_the_start",
+    "test_a_log_that_a_failed_directory_has_lost_stays_sealed",
+    "test_a_cookie_that_cannot_say_it_refuses_encryption",
     "test_a_missing_key_of_the_last_group_is_not_taken_for_a_crash",
     "test_a_log_whose_header_is_damaged_hinders_neither_start_nor_other_logs",
     "test_changes_of_the_keys_file_that_cannot_be_used_keep_the_keys",
@@ -246,6 +250,30 @@ def test_a_journal_without_header_is_not_replayed_as_plain_without_keys(sealed: 
     made.check()
 
 
+def test_plain_entries_of_a_journal_without_header_do_not_stop_the_start(sealed: Any, body: Body) -> None:
+    """The cookies say that entries may be sealed, so these count as damaged. No key is missing: none ever was."""
+    made = sealed()
+    assert made.live(lambda store, promises: promises.add(store, 1, {0: body(1, 0)}))
+    write_keys(made.disk, PLAIN + lines(OLD))
+
+    async def add(store: LedgerStore, promises: Any) -> None:
+        for ledger_id, entry in ((1, 1), (1, 2), (2, 0)):  # a group each; the last add confirmed is 1 or -1
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry)})
+
+    assert made.live(add, stops=False)
+    made.crash(PROCESS_DIES)
+    for path in files(made, ".txn"):
+        made.disk.flip_bit(path, 1, 1)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        assert await store.read(1, 0) == body(1, 0)
+        for ledger_id, entry in ((1, 1), (1, 2), (2, 0)):
+            with pytest.raises(DataUnknown):
+                await store.read(ledger_id, entry)
+
+    assert made.live(script)
+
+
 def test_a_missing_key_of_the_last_group_is_not_taken_for_a_crash(sealed: Any, body: Body) -> None:
     """Without its trailer a crash may have torn the group, and entries that do not authenticate are left out."""
     made = sealed()
@@ -292,6 +320,39 @@ def test_a_log_whose_header_is_damaged_hinders_neither_start_nor_other_logs(
 
     assert made.live(decrypt)
     assert is_noted(made)
+    with pytest.raises(StorageError, match=f"{path} may hold encrypted entries"):
+        without_keys(made).live(script)  # which would serve them as they are stored
+
+
+def test_a_log_that_a_failed_directory_has_lost_stays_sealed(sealed: Any, body: Body) -> None:
+    """The next start cuts off what was not synced there. Only the header says that the rest is sealed."""
+    made = sealed(ledgers=2, entry_log_size_max=1 << 20)
+    made.disk.forgets_failed_syncs = True
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {0: body(1, 0)})
+        await store.checkpoint()
+        directory = posixpath.dirname(next(iter(files(made, ".log"))))
+        made.disk.fail("fsync|fdatasync", directory, lambda: OSError(5, "Input/output error"), count=1 << 40)
+        await promises.add(store, 1, {1: body(1, 1)})
+        await store.checkpoint()
+        assert store.stats()["directories_failed"] == 1
+
+    assert made.live(script, stops=False)
+    made.disk.faults.clear()
+    made.crash(PROCESS_DIES)
+    made.check()
+    assert keys_of_logs(made) == {(id_of(OLD),)}
+
+
+def test_a_cookie_that_cannot_say_it_refuses_encryption(sealed: Any, body: Body) -> None:
+    """Otherwise a start without keys, or Apache's bookie, would serve sealed entries as they are."""
+    made = sealed()
+    for path in files(made, "VERSION"):
+        made.disk.replace_bytes(path, b"3\nb1\n/journal0\n1\t/ledgers0\n")
+    with pytest.raises(StorageError, match="layout 3, which cannot say"):
+        made.live(lambda store, promises: promises.add(store, 1, {0: body(1, 0)}))
+    assert not files(made, ".txn")
 
 
 def test_changes_of_the_keys_file_that_cannot_be_used_keep_the_keys(sealed: Any, body: Body) -> None:
@@ -355,13 +416,17 @@ def test_damage_is_never_absence(sealed: Any, body: Body, place: str) -> None:
     assert made.live(script)
 
 
-def test_a_journal_entry_that_does_not_authenticate_leaves_its_ledger_uncertain(sealed: Any, body: Body) -> None:
+@pytest.mark.parametrize(("place", "size"), [(30, 60), (3, 60), (3, 900)], ids=["text", "key", "key-of-large"])
+def test_a_journal_entry_that_does_not_authenticate_leaves_its_ledger_uncertain(
+    sealed: Any, body: Body, size: int, place: int
+) -> None:
+    """A damaged id of a key is no missing key, and no torn end: the rest authenticates."""
     made = sealed()
-    assert made.live(lambda store, promises: promises.add(store, 1, {0: body(1, 0)}), stops=False)
+    assert made.live(lambda store, promises: promises.add(store, 1, {0: body(1, 0, size=size)}), stops=False)
     made.crash(PROCESS_DIES)
     path, data = next(iter(files(made, ".txn").items()))
     assert int.from_bytes(data[4:8], "big") == journal_format.SEALED_VERSION
-    made.disk.flip_bit(path, data.index(id_of(OLD).to_bytes(4, "big")) + 30, 1)
+    made.disk.flip_bit(path, data.index(id_of(OLD).to_bytes(4, "big")) + place, 1)
 
     async def script(store: LedgerStore, promises: Any) -> None:
         with pytest.raises(DataUnknown):

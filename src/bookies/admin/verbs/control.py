@@ -200,12 +200,16 @@ def _lines(answer: Any) -> list[str]:
     lines = []
     for name, value in answer.items():
         if isinstance(value, dict):
-            lines += [f"{name} {key}: {text}" for key, text in value.items()]
+            lines += [f"{name} {key}: {_text(name, part)}" for key, part in value.items()]
         elif value is None and name in _SCANNED:
             lines.append(f"{name:22} not known yet: the bookie scans its entry logs after a start")
         elif value is not None:
-            lines.append(f"{name:22} {size_text(value) if name.endswith(('bytes', 'back')) else value}")
+            lines.append(f"{name:22} {_text(name, value)}")
     return lines
+
+
+def _text(name: str, value: Any) -> str:
+    return size_text(value) if name.startswith("bytes") or name.endswith("bytes") else str(value)
 
 
 def _setting(row: dict[str, Any]) -> str:

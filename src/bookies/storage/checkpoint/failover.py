@@ -25,7 +25,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.disks.durable_files import SyncFailed, replace_copies, sync_all, unlink_all
-from bookies.storage.entry_log.entry_log_format import HEADER_SIZE, file_name, pack_header
+from bookies.storage.entry_log.entry_log_format import HEADER_SIZE, MAP_FIELDS_OFFSET, file_name, pack_map_fields
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog_format import FILE_NAME as CATALOG
 from bookies.storage.index.index_files import find_index_files
@@ -87,7 +87,7 @@ def cut_lost(disk: Disk, directories: Sequence[str], lost: Mapping[int, int]) ->
             try:
                 if file.size() > end:
                     file.truncate(end)
-                file.pwrite(pack_header(), 0)  # without a map, which was cut off
+                file.pwrite(pack_map_fields(0, 0), MAP_FIELDS_OFFSET)  # the map was cut off; the header's keys stay
                 sync_all(file)
             finally:
                 file.close()

@@ -4,6 +4,7 @@ Invariants
 - Before a file with sealed entries exists, the cookie in every directory has the field `encryption`, which Apache's
   bookie does not know and therefore refuses. Only an orderly stop removes it, when no file has such entries.
 - A bookie without a key that an entry log needs does not start: it would report its entries as damaged, one by one.
+  Nor does one without any keys if a header does not tell whether there are such entries: it would serve them sealed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bookies.storage.entry_log.log_usage import keys_of
 from bookies.storage.identity.cookie import is_encrypted, note_encryption
 from bookies.storage.journal import LogMark, journal_format
 from bookies.storage.journal.journal import journal_ids
-from bookies.storage.sealing.sealed_format import label_of
+from bookies.storage.sealing.sealed_format import PLAIN, label_of
 from bookies.storage.sealing.sealer import Sealer
 
 FILES_NAMED = 3  # in a message
@@ -37,6 +38,11 @@ def check_keys(disk: Disk, directories: Directories, logs: LogDirectories, seale
         return False
     missing: dict[int, list[str]] = {}
     for path, keys in _sealed_logs(disk, logs):
+        if keys is None and sealer is None:  # nothing else would keep what may be encrypted from being served as it is
+            raise StorageError(
+                f"{path} may hold encrypted entries, because its header is damaged or cannot be read: set "
+                f"encryption_keys_file; a file with the word {PLAIN} is enough. Nothing was changed"
+            )
         for key_id in keys or ():  # of a damaged log each read reports its entries
             if sealer is None or not sealer.has(key_id):
                 missing.setdefault(key_id, []).append(path)

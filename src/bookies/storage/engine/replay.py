@@ -414,16 +414,23 @@ class Restorer:
                 good.append((entry_id, plain))
         return [entry_id for entry_id, _ in good], Records.of([body for _, body in good])
 
-    def _check_key(self, ledger_id: int, body: bytes) -> None:
-        """Raise StorageError if the present file's entries are sealed, and the key of this one is missing."""
+    def _check_key(self, ledger_id: int, body: bytes) -> bool:
+        """Raise StorageError if the present file's entries are sealed, and the key of this one is missing.
+
+        Return whether only its id of a key is damaged. An entry that names no key is plain, in a file whose header is
+        lost, or damaged.
+        """
         key_id = sealed_format.key_id_of(body)
-        if self._opener is not None and not self._opener.has(key_id):
+        if self._opener is None or key_id in sealed_format.NO_KEYS or self._opener.has(key_id):
+            return False
+        if not self._opener.has_renamed(body):
             label = sealed_format.label_of(key_id)
             raise StorageError(
                 f"{self._path}: an entry of ledger {ledger_id} needs the key {label}, which encryption_keys_file "
                 "lacks. Add the key, after the first one, and start again. No data was lost",
                 ledger_id=ledger_id,
             )
+        return True
 
     async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
@@ -448,7 +455,8 @@ class Restorer:
                 self.report.skipped_count += 1
             elif entry_id >= 0:
                 if is_doubtful and start // SECTOR == (start + KEY_END - 1) // SECTOR:
-                    self._check_key(ledger_id, records.body(index))  # not torn: without its key it would seem to be
+                    # Not torn: without its key it would seem to be.
+                    is_doubtful = not self._check_key(ledger_id, records.body(index))
                 entries.setdefault((ledger_id, is_doubtful), []).append(index)
             elif entry_id == journal_format.LEDGER_KEY:
                 await self.key(ledger_id, journal_format.parse_special(records.body(index)))

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from bookies.config import BookieConfig
 from bookies.encoding import textproto
-from bookies.errors import CookieMismatch, CorruptRecord
+from bookies.errors import CookieMismatch, CorruptRecord, StorageError
 from bookies.runtime.ports import Disk
 
 FILE_NAME = "VERSION"
@@ -219,14 +219,20 @@ def is_encrypted(disk: Disk, current: str) -> bool:
 def note_encryption(disk: Disk, currents: Sequence[str], *, is_on: bool) -> None:
     """Let the cookie in each `current` that has one say durably whether there are encrypted entries.
 
-    Only the field changes; layout 3 has no fields. Raises: OSError, DiskFull, CorruptRecord.
+    Only the field changes. Raises: OSError, DiskFull, CorruptRecord; StorageError for layout 3, which has no fields.
     """
     field = textproto.pack([(_ENCRYPTION, _CIPHER)])
     for current in currents:
         path = posixpath.join(current, FILE_NAME)
         data = disk.read_bytes(path) if disk.exists(path) else b""
-        if not data or parse(data, path=path).layout == 3 or is_encrypted(disk, current) == is_on:
+        if not data or is_encrypted(disk, current) == is_on:
             continue
+        if parse(data, path=path).layout == 3:
+            raise StorageError(
+                f"{path} is a cookie of layout 3, which cannot say that entries are encrypted. Nothing was encrypted. "
+                "Replace it in all directories by what `bk cookie generate` prints, and in the metadata store with "
+                "`bk cookie update`; then start again"
+            )
         data = data.rstrip(b"\n") + b"\n" + field if is_on else data.replace(field, b"")
         write_cookie(disk, posixpath.dirname(current), data)
 

@@ -27,6 +27,8 @@ HEAD_SIZE = 20  # ids and key id: the additional data
 OVERHEAD = 4 + NONCE_SIZE + TAG_SIZE  # bytes by which a sealed body is longer
 SEALED_SIZE_MIN = 16 + OVERHEAD
 
+NO_KEYS = (0, 0xFFFFFFFF)  # no key has these ids: a plain body has the first half of a last add confirmed there
+
 PLAIN = "plain"  # in place of the first key: entries are stored as they are
 
 KEY_ID = struct.Struct(">I")
@@ -43,8 +45,9 @@ class Keys(Struct, frozen=True):
 
 
 def id_of(key: bytes) -> int:
-    """Return the id of a key: never 0, which a torn record may have."""
-    return int.from_bytes(hashlib.sha256(b"bookies: id of an entry key\0" + key).digest()[:4], "big") or 1
+    """Return the id of a key, none of `NO_KEYS`."""
+    number = int.from_bytes(hashlib.sha256(b"bookies: id of an entry key\0" + key).digest()[:4], "big")
+    return 1 if number in NO_KEYS else number
 
 
 def label_of(key_id: int) -> str:

@@ -103,6 +103,11 @@ class Opener:
         except self._invalid:
             return None
 
+    def has_renamed(self, body: bytes) -> bool:
+        """Report whether the body authenticates under a known key, and only the id in it is that of another."""
+        names = map(KEY_ID.pack, self._ciphers)
+        return any(self.open_body(body[:16] + name + body[HEAD_SIZE:]) is not None for name in names)
+
     def open_leading(self, data: bytes, starts: Sequence[int]) -> Records:
         """Return the records before the first one that does not authenticate, as the client sent them."""
         bodies: list[bytes] = []

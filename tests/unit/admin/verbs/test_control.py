@@ -109,6 +109,12 @@ def test_orphans_are_listed_with_their_state(endpoint: Endpoint, capsys: pytest.
     assert capsys.readouterr().out == "b1: every ledger has a record\n"
 
 
+def test_bytes_by_key_have_a_unit(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint.answer = {"result": {"bytes_under_key": {"66107e80": 15 << 20}}}
+    assert main(["bookie", "encryption"]) == 0
+    assert capsys.readouterr().out == "b1: bytes_under_key 66107e80: 15.0 MiB\n"
+
+
 def test_a_setting_has_its_place(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"name": "port", "value": 4000, "source": "file", "where": "bk.toml:5", "changeable": False}
     endpoint.answer = {"result": [row, row | {"name": "host", "source": "default", "where": ""}]}
