@@ -144,7 +144,14 @@ class _Timer(asyncio.TimerHandle):
     def __init__(
         self, when: float, callback: Callable[..., object], args: Any, loop: SimLoop, context: Context
     ) -> None:
-        asyncio.Handle.__init__(self, callback, args, loop, context)  # skips `TimerHandle.__init__`, for speed
+        # What `TimerHandle.__init__` and that of its base do, without their calls: there are millions of timers.
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
         self._when = when
         self.participant = context.get(_PARTICIPANT)
         self.run_in = context
@@ -224,7 +231,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._advance(deadline)
                 steps_here = 0
             handle = ready.popleft()
-            if handle.cancelled():
+            if handle._cancelled:
                 continue
             owner = handle.participant
             if owner is not None and not owner.admits(handle):
@@ -234,7 +241,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             if steps_here > STEP_COUNT_MAX:
                 raise Livelock(f"{STEP_COUNT_MAX:,} callbacks at {self._now:.6f} s; the last: {handle!r}")
             try:
-                handle.run_in.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                handle.run_in.run(handle._callback, *handle._args)
             except (KeyboardInterrupt, SystemExit, SimulationError):
                 raise
             except Crashed:
@@ -247,7 +254,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _advance(self, deadline: float) -> None:
         """Move the clock to the next timer and make all due timers ready."""
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             raise Deadlock(f"nothing is scheduled at {self._now:.6f} s, and these wait:\n" + self.describe_tasks())
