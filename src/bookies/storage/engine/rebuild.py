@@ -210,7 +210,8 @@ class Rebuilder:
             if not self._index.is_known(ledger_id):
                 del wanted[ledger_id]
                 continue
-            path, known = self._index.file_of(ledger_id)
+            path, known = self._index.places.last_known(ledger_id), self._index.catalog.ledgers.get(ledger_id)
+            known = known.copy() if known is not None else None  # what the file should hold
             await self._worker.run(self._read_old, path, known, wanted[ledger_id])
         for ledger_id in [ledger_id for ledger_id, ledger_slots in wanted.items() if ledger_slots.is_whole]:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)

@@ -26,21 +26,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from bookies.config import BookieConfig
-from bookies.errors import DataUnknown, LedgerUnknownToBookie, ReadFailed
+from bookies.errors import BookKeeperError, DataUnknown, LedgerUnknownToBookie, ReadFailed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime, Worker
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.index import catalog_format, slot_scans
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.catalog import Catalog, CatalogFile
-from bookies.storage.index.catalog_format import Contents, Known
+from bookies.storage.index.catalog_format import Contents
 from bookies.storage.index.catalog_writer import CatalogWriter
 from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex, NewFiles, WrongPage
 from bookies.storage.index.index_ledger import Ledger, lac_of
@@ -121,11 +121,6 @@ class LedgerIndex:
         """Schedule the rebuild of a ledger that exists and whose index file is missing."""
         self.places.expect(ledger_id)
         self.rebuilds.want(ledger_id)
-
-    async def rebuild_lost_ledger(self, ledger_id: int) -> None:
-        """Do as `file_missing`, and set fenced and limbo: the logs may lack entries too. Raises: ReadFailed."""
-        self.file_missing(ledger_id)
-        await self.distrust(ledger_id)
 
     async def distrust(self, ledger_id: int) -> None:
         """Fence a ledger and put it in limbo. Raises: ReadFailed."""
@@ -223,12 +218,8 @@ class LedgerIndex:
                 if self.catalog.holes:
                     raise DataUnknown("a lost part of the journal may have named the ledger", ledger_id=ledger_id)
                 raise LedgerUnknownToBookie("this bookie has no such ledger", ledger_id=ledger_id)
-            future = self._loading.get(ledger_id)
-            if future is None:
-                future = self._loading[ledger_id] = self._readers.load_index(
-                    ledger_id, path, is_vouched=self.catalog.is_vouched(ledger_id)
-                )
-                future.add_done_callback(partial(self._loaded, ledger_id, path))
+            self._start_loads((ledger_id,))
+            future = self._loading[ledger_id]
             try:
                 await asyncio.shield(future)
             except FileNotFoundError:
@@ -241,6 +232,28 @@ class LedgerIndex:
             self._loaded(ledger_id, path, future)
             ledger = self._ledgers.get(ledger_id)
         return ledger
+
+    async def load_all(self, ledger_ids: Collection[int]) -> dict[int, BookKeeperError]:
+        """Have all these ledgers in memory, read by one call of each worker. Return the errors of `load`, by ledger."""
+        failures: dict[int, BookKeeperError] = {}
+        # A ledger may leave memory again while others are awaited. The last round waits for none.
+        while left := [number for number in ledger_ids if number not in self._ledgers and number not in failures]:
+            self._start_loads(left)
+            for ledger_id in left:
+                try:
+                    await self.load(ledger_id)
+                except BookKeeperError as error:
+                    failures[ledger_id] = error
+        return failures
+
+    def _start_loads(self, ledger_ids: Iterable[int]) -> None:
+        """Begin to read the index files of ledgers that are not in memory, unless that has begun."""
+        paths = self.places.paths
+        due = [number for number in ledger_ids if number in paths and number not in self._loading]
+        wanted = [(ledger_id, paths[ledger_id], self.catalog.is_vouched(ledger_id)) for ledger_id in due]
+        for (ledger_id, path, _), future in zip(wanted, self._readers.load_indexes(wanted), strict=True):
+            self._loading[ledger_id] = future
+            future.add_done_callback(partial(self._loaded, ledger_id, path))
 
     def _loaded(self, ledger_id: int, path: str, future: asyncio.Future[LoadedIndex]) -> None:
         """Add the ledger that was read from the file. Runs for the callback and each waiter; the first one does it."""
@@ -321,11 +334,6 @@ class LedgerIndex:
         self.places.moving[ledger.ledger_id] = ledger.path
         self._detach_file(ledger)
         self.set_header(ledger, ledger.header)
-
-    def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
-        """Return the path where the ledger's file is or should be, and a copy of what it should hold."""
-        known = self.catalog.ledgers.get(ledger_id)
-        return self.places.last_known(ledger_id), known.copy() if known is not None else None
 
     async def rebuilt(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
         """Set the slots (entry id to location) that are missing. Return how many.

@@ -181,8 +181,17 @@ class IndexFiles:
         """Return the only index directory that a ledger may be in; empty: any."""
         return ""
 
-    def load(self, path: str) -> LoadedIndex:
-        """Return header and extent. Raises: OSError."""
+    def load_all(self, paths: Sequence[str]) -> list[LoadedIndex | Exception]:
+        """Return header and extent of each file, or the OSError or IndexDamaged that has prevented it."""
+        outcomes: list[LoadedIndex | Exception] = []
+        for path in paths:
+            try:
+                outcomes.append(self._load(path))
+            except OSError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _load(self, path: str) -> LoadedIndex:
         file = self._files.get(path, self._mode)
         header, problem = None, None
         try:
