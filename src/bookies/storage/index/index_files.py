@@ -85,7 +85,7 @@ class IndexWrite(Struct, frozen=True, gc=False):
 
     path: str
     is_new: bool
-    header: bytes | None
+    header: layout.IndexHeader | None
     pages: list[tuple[int, Buffer]]
     moved_from: str | None = None
     firsts: dict[int, int] = field(default_factory=dict)
@@ -421,7 +421,7 @@ def _write(file: File, change: IndexWrite) -> None:
     if change.is_new:
         file.truncate(0)
     if change.header is not None:
-        file.pwrite(change.header, 0)
+        file.pwrite(layout.pack_header(change.header), 0)
     for first, buffers in _consecutive(change.pages):
         file.pwritev(buffers, layout.page_offset(first, len(buffers[0])))
 

@@ -48,6 +48,10 @@ class _Reader:
             )
         ]
 
+    def forget_indexes(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.index.forget(path)
+
     def _checked(self, ledger_id: int, path: str, loaded: LoadedIndex) -> LoadedIndex:
         """Return what was loaded: as damaged if the last slot names an entry of another ledger. It may dangle."""
         if loaded.last_entry_id < 0:
@@ -133,10 +137,12 @@ class Readers:
         reader = self._reader_of(ledger_id)
         return reader.worker.run(reader.index.scan_slots, path, newer, pages, is_right, visit, *arguments)
 
-    def forget_index(self, ledger_id: int, path: str) -> None:
-        """Close the index file at this path, which now names another file or none."""
-        reader = self._reader_of(ledger_id)
-        reader.worker.run(reader.index.forget, path)
+    def forget_indexes(self, paths: Sequence[tuple[int, str]]) -> None:
+        """Close the index files of these ledgers, at paths that now name another file or none."""
+        for number, reader in enumerate(self._readers):
+            own = [path for ledger_id, path in paths if ledger_id % len(self._readers) == number]
+            if own:
+                reader.worker.run(reader.forget_indexes, own)
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, in every reader."""

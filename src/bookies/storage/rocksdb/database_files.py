@@ -466,7 +466,7 @@ class DatabaseFiles(IndexFiles):
                 _add(ledger_id, page * self._per_page + change.firsts[page], part, batch.keys, batch.values)
             if change.header is not None:
                 batch.data_keys.append(rocksdb_format.pack_key(ledger_id))
-                batch.data.append(rocksdb_format.pack_ledger_data(layout.parse_header(change.header)))
+                batch.data.append(rocksdb_format.pack_ledger_data(change.header))
             sizes.append(layout.page_offset(change.pages[-1][0] + 1, self.page_size) if change.pages else 0)
         for shared, batch in zip(self._shared, batches, strict=True):
             if batch.keys:

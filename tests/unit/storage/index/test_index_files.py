@@ -24,7 +24,8 @@ from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.index.slot_scans import entry_runs
 
 PAGE = 64
-HEADER = layout.pack_header(IndexHeader(b"key"))
+WRITTEN = IndexHeader(b"key")
+HEADER = layout.pack_header(WRITTEN)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def slots(*numbers: int) -> bytes:
 
 def test_a_new_file_is_complete_and_durable_before_it_has_its_name(disk: SimDisk) -> None:
     index = files(disk)
-    (size,) = index.write([IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(9, 0, 8))])])
+    (size,) = index.write([IndexWrite("/i0/0/7/7.idx", True, WRITTEN, [(0, slots(9, 0, 8))])])
     disk.crash(NOTHING_SURVIVES)
     assert size == 1024 + PAGE
     loaded = load(files(disk, "r"), "/i0/0/7/7.idx")
@@ -66,7 +67,7 @@ def test_a_crash_at_any_call_leaves_no_half_made_file() -> None:
         disk.make_directories("/i0")
         disk.crash_at = disk.call_count + number
         try:
-            files(disk).write([IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(9))])])
+            files(disk).write([IndexWrite("/i0/0/7/7.idx", True, WRITTEN, [(0, slots(9))])])
         except Crashed:
             pass
         else:
@@ -83,7 +84,7 @@ def test_a_crash_at_any_call_leaves_no_half_made_file() -> None:
 def test_pages_are_written_in_place_and_together(disk: SimDisk) -> None:
     index = files(disk)
     path = "/i0/0/7/7.idx"
-    index.write([IndexWrite(path, True, HEADER, [(0, slots(1))])])
+    index.write([IndexWrite(path, True, WRITTEN, [(0, slots(1))])])
     disk.log = []
     index.write([IndexWrite(path, False, None, [(1, slots(2)), (2, slots(3)), (5, slots(4))])])
     assert [call.operation for call in disk.log].count("pwritev") == 2
@@ -95,7 +96,7 @@ def test_pages_are_written_in_place_and_together(disk: SimDisk) -> None:
 
 def test_failures_say_whether_they_are_final(disk: SimDisk) -> None:
     index = files(disk)
-    change = IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(1))])
+    change = IndexWrite("/i0/0/7/7.idx", True, WRITTEN, [(0, slots(1))])
     disk.fail("pwritev", ".idx", lambda: DiskFull("no space"), is_partial=True)
     with pytest.raises(DiskFull):
         index.write([change])
@@ -104,13 +105,13 @@ def test_failures_say_whether_they_are_final(disk: SimDisk) -> None:
     assert list(find_index_files(disk, ["/i0"])) == [7]
     disk.fail("fsync", ".idx", lambda: OSError(5, "Input/output error"))
     with pytest.raises(SyncFailed):
-        index.write([IndexWrite("/i0/0/7/7.idx", False, HEADER, [])])
+        index.write([IndexWrite("/i0/0/7/7.idx", False, WRITTEN, [])])
 
 
 def test_empty_folders_are_removed_with_their_last_file(disk: SimDisk) -> None:
     index = files(disk)
     paths = [f"/i0/{layout.path_of(ledger_id)}" for ledger_id in (0x107, 0x10107, 0x108, 0x207)]
-    changes = [IndexWrite(path, True, HEADER, [(0, slots(9))]) for path in paths]
+    changes = [IndexWrite(path, True, WRITTEN, [(0, slots(9))]) for path in paths]
     index.write(changes)
     for path in paths[:1] + paths[2:]:
         index.forget(path)
@@ -129,7 +130,7 @@ def test_a_removal_that_fails_or_ends_at_any_call_is_repeated() -> None:
         while True:
             disk = SimDisk()
             disk.make_directories("/i0")
-            changes = [IndexWrite(f"/i0/0/{part}/{part}.idx", True, HEADER, []) for part in (7, 8)]
+            changes = [IndexWrite(f"/i0/0/{part}/{part}.idx", True, WRITTEN, []) for part in (7, 8)]
             files(disk).write(changes)
             end = disk.call_count + number
             if fault == "crash":

@@ -12,7 +12,6 @@ from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.identity.index_kind import REBUILD
-from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
@@ -41,8 +40,8 @@ def slots_of(*locations: int) -> bytes:
 
 
 def change(ledger_id: int, pages: dict[int, bytes], firsts: dict[int, int], header: bool) -> IndexWrite:
-    packed = layout.pack_header(IndexHeader(KEY)) if header else None
-    return IndexWrite(path_of(ledger_id), header, packed, list(pages.items()), firsts=firsts)
+    written = IndexHeader(KEY) if header else None
+    return IndexWrite(path_of(ledger_id), header, written, list(pages.items()), firsts=firsts)
 
 
 def test_only_changed_slots_that_are_set_are_written() -> None:
