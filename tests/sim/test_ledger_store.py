@@ -700,8 +700,11 @@ def test_pages_and_ledgers_beyond_the_budget(machine: Any, body: Body) -> None:
 
 
 def test_a_batch_to_new_ledgers_to_ledgers_on_disk_and_to_a_fenced_one(machine: Any, body: Body) -> None:
-    """Ledgers on disk are loaded together; what arrives meanwhile waits behind, and each is decided by itself."""
-    made = machine()
+    """Ledgers on disk are loaded together; what arrives meanwhile waits behind, and each is decided by itself.
+
+    The journal has the keys of the new ones (F-7).
+    """
+    made = machine(journals=2)
 
     async def before(store: LedgerStore, promises: Any) -> None:
         await promises.add_mixed(store, {(ledger_id, 0): body(ledger_id, 0) for ledger_id in range(30)})
@@ -727,8 +730,16 @@ def test_a_batch_to_new_ledgers_to_ledgers_on_disk_and_to_a_fenced_one(machine: 
         assert sorted(decided, key=str) == [([61], type(None)), ([7], LedgerFenced), ([7], LedgerFenced)]
         await promises.check(store)
 
+    async def replayed(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(30, 60):
+            with pytest.raises(Unauthorized):
+                await add(store, ledger_id, body(ledger_id, 3), b"o" * 20)
+        await promises.check(store)
+
     assert made.live(before)
-    assert made.live(after)
+    assert made.live(after, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(replayed)
     made.check()
 
 
