@@ -8,7 +8,7 @@ Invariants
   journals.
 - F-7: log LEDGER_KEY before the first record of a ledger in this process, fences and explicit LACs included. The keys
   of a batch precede its records in one append to the journal, which is durable as a whole or not acknowledged.
-- Each stretch of a batch is decided by itself, after all earlier calls for its ledger: it waits if one of these waits.
+- Each stretch of a batch is decided separately, after all earlier calls for its ledger: it waits if one of these waits.
 - F-44: accept an ordinary add to a ledger whose fence may be lost here only after its record was found to be OPEN.
 - R-5: answer a fence only after its journal record is fsynced. F-42: this holds for any response to a fencing read, and
   for a fence of a ledger that is being fenced already.

@@ -178,7 +178,7 @@ class RocksDatabase:
 
     def last_before(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the last key below each of these, which ascend. Raises CorruptRecord."""
-        found: list[bytes | None] = []
+        lower: list[bytes | None] = []
         try:
             cursor = self._database.iter()
             for key in keys:
@@ -186,10 +186,10 @@ class RocksDatabase:
                 if cursor.valid() and cursor.key() == key:
                     cursor.prev()
                 cursor.status()
-                found.append(cursor.key() if cursor.valid() else None)
+                lower.append(cursor.key() if cursor.valid() else None)
         except Exception as error:
             raise _error(self._path, error) from error
-        return found
+        return lower
 
     def between(self, start: bytes, stop: bytes, count_max: int) -> tuple[list[bytes], list[bytes]]:
         """Return up to `count_max` (keys, values) from `start` to before `stop`. Raises CorruptRecord."""
