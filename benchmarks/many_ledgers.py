@@ -106,8 +106,11 @@ def cold_reads(connection: Connection, ledgers: int, rounds: int) -> dict[str, f
 def measure(cluster: Cluster, ledgers: int, rounds: int) -> dict[str, Any]:
     [bookie] = cluster.bookies
     connection = Connection(bookie.port)
+    before = processes.usage(bookie.pid).cpu_s
     result: dict[str, Any] = {"adds a second": write(connection, ledgers, rounds)}
     connection.close()
+    cpu_s = processes.usage(bookie.pid).cpu_s - before
+    result["processor time of an add, us"] = cpu_s * 1e6 / (ledgers * rounds)
     result["memory, MB"] = processes.usage(bookie.pid).resident_mb
     result["orderly stop, s"] = stop(bookie)
     processes.drop_pages([cluster.directory])

@@ -26,7 +26,7 @@ from bookies.errors import (
     StorageError,
     Unauthorized,
 )
-from bookies.kernels import Records
+from bookies.kernels import Adds, Records
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.index import index_format
 from bookies.storage.journal import journal_format, log_mark_format
@@ -696,6 +696,50 @@ def test_pages_and_ledgers_beyond_the_budget(machine: Any, body: Body) -> None:
         assert stats["index_dirty_size"] + stats["index_clean_size"] < 16_000
 
     assert made.live(script)
+    made.check()
+
+
+def test_a_batch_to_new_ledgers_to_ledgers_on_disk_and_to_a_fenced_one(machine: Any, body: Body) -> None:
+    """Ledgers on disk are loaded together; what arrives meanwhile waits behind, and each is decided by itself.
+
+    The journal has the keys of the new ones (F-7).
+    """
+    made = machine(journals=2)
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        await promises.add_mixed(store, {(ledger_id, 0): body(ledger_id, 0) for ledger_id in range(30)})
+        await promises.fence(store, 7)
+
+    async def after(store: LedgerStore, promises: Any) -> None:
+        open_ids = [ledger_id for ledger_id in range(60) if ledger_id != 7]
+        outcomes: asyncio.Queue[tuple[list[int], type]] = asyncio.Queue()
+        adds = Adds.of_many([(ledger_id, 1, 0) for ledger_id in (7, 7, 61)], [body(7, 1), body(7, 1), body(61, 1)])
+        first = asyncio.create_task(promises.add_mixed(store, {(id_, 1): body(id_, 1) for id_ in open_ids}))
+        await asyncio.sleep(0)
+        assert not store.add(
+            adds,
+            KEY,
+            is_recovery=False,
+            is_deferred_sync=False,
+            accepted=lambda size: None,
+            done=lambda part, error: outcomes.put_nowait((list(part.ledger_ids), type(error))),
+        )
+        await promises.add_mixed(store, {(id_, 2): body(id_, 2) for id_ in open_ids})
+        await first
+        decided = [await outcomes.get() for _ in range(3)]
+        assert sorted(decided, key=str) == [([61], type(None)), ([7], LedgerFenced), ([7], LedgerFenced)]
+        await promises.check(store)
+
+    async def replayed(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(30, 60):
+            with pytest.raises(Unauthorized):
+                await add(store, ledger_id, body(ledger_id, 3), b"o" * 20)
+        await promises.check(store)
+
+    assert made.live(before)
+    assert made.live(after, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(replayed)
     made.check()
 
 

@@ -57,6 +57,13 @@ class Adds(Struct, frozen=True):
         """Return the greatest entry id of each stretch."""
         return self.table[5::COLUMNS]
 
+    def stretch_ids(self, number: int) -> tuple[int, Sequence[int]]:
+        """Return (ledger id, entry ids) of one stretch."""
+        ledger_id, stop, _, first, step, _ = self.table[number * COLUMNS : (number + 1) * COLUMNS]
+        start = self.table[(number - 1) * COLUMNS + 1] if number else 0
+        ids = range(first, first + step * (stop - start), step) if step else self.entry_ids[start:stop]
+        return ledger_id, ids
+
     def rows(self) -> Iterator[Row]:
         """Yield the numbers of each stretch: see `table`."""
         numbers = iter(self.table)

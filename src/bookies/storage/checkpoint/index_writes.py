@@ -108,6 +108,4 @@ class IndexWriter:
             await self.worker.run(index.remove_files, files)
             for ledger_id in ledger_ids:
                 index.remove(ledger_id)
-        for ledger_id, path in paths.items():
-            if path is not None:
-                self._readers.forget_index(ledger_id, path)
+        self._readers.forget_indexes([(ledger_id, path) for ledger_id, path in paths.items() if path is not None])

@@ -31,8 +31,18 @@ from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog_format import Known, checker
-from bookies.storage.index.index_format import ENTRY_ID_MAX, iterate_slots, slots_per_page
+from bookies.storage.index.index_format import (
+    ENTRY_ID_MAX,
+    SLOT_SIZE,
+    STATE_FENCED,
+    STATE_LIMBO,
+    STATE_REBUILDING,
+    iterate_slots,
+    slots_per_page,
+)
 from bookies.storage.index.index_format import HEADER_SIZE as INDEX_HEADER_SIZE
+from bookies.storage.index.rebuild_states import RebuildEvent
+from bookies.storage.index.slots import pieces
 from bookies.storage.records import Batch, EndKind
 
 
@@ -210,7 +220,8 @@ class Rebuilder:
             if not self._index.is_known(ledger_id):
                 del wanted[ledger_id]
                 continue
-            path, known = self._index.file_of(ledger_id)
+            path, known = self._index.places.last_known(ledger_id), self._index.catalog.ledgers.get(ledger_id)
+            known = known.copy() if known is not None else None  # what the file should hold
             await self._worker.run(self._read_old, path, known, wanted[ledger_id])
         for ledger_id in [ledger_id for ledger_id, ledger_slots in wanted.items() if ledger_slots.is_whole]:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
@@ -298,11 +309,46 @@ class Rebuilder:
                 doubted[entry_id] = location
         entries = doubted | ledger_slots.kept | ledger_slots.entries
         try:
-            count = await self._index.rebuilt(ledger_id, entries, is_complete=is_complete)
+            count = await self._set_missing(ledger_id, entries, is_complete=is_complete)
         except LedgerUnknownToBookie:
             return  # deleted meanwhile
         self.count += 1
         self._events.info("storage.index_rebuilt", ledger=ledger_id, entries=count, is_complete=is_complete)
+
+    async def _set_missing(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
+        """Set the slots (entry id to location) that are missing. Return how many.
+
+        `is_complete`: every log was read to its end, so entries still missing were never stored here. Otherwise the
+        ledger stays uncertain: for good or, while a directory has failed, until a start that finds it again.
+
+        Raises: OSError; LedgerUnknownToBookie.
+        """
+        index = self._index
+        ledger = await index.load(ledger_id)
+        index.places.abandoned.pop(ledger_id, None)
+        entry_ids = sorted(entries)
+        missing: list[int] = []
+        known = index.catalog.ledgers.get(ledger_id)
+        is_vouched = ledger.path is None or (known is not None and not known.is_partial)
+        for first, start, count in pieces(entry_ids, index.slots_per_page):
+            present = await index.slots(ledger, first, count)
+            if not is_vouched and first // index.slots_per_page in ledger.pages:
+                index.change(ledger, first // index.slots_per_page)  # The write gives it a checksum.
+            for number in range(count):
+                slot = present[number * SLOT_SIZE : (number + 1) * SLOT_SIZE]
+                if not slot.strip(b"\0"):
+                    missing.append(entry_ids[start + number])
+        if missing:
+            slots = b"".join(entries[entry_id].to_bytes(SLOT_SIZE, "big", signed=True) for entry_id in missing)
+            await index.install(ledger_id, missing, slots)
+            ledger.is_lac_known = False  # The last entry may be one of them.
+        if not is_complete and index.places.health.failed:
+            ledger.take(RebuildEvent.PARTLY_READ)
+            return len(missing)
+        ledger.take(RebuildEvent.READ)
+        header = ledger.header.without_state(STATE_REBUILDING)
+        index.set_header(ledger, header if is_complete else header.with_state(STATE_LIMBO | STATE_FENCED))
+        return len(missing)
 
     def close(self) -> None:
         """Close the worker."""

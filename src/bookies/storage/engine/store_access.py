@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, StorageError
@@ -23,6 +23,8 @@ from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.index.index_ledger import Ledger
 from bookies.storage.journal.journal import Done
+
+Failures = Mapping[int, BookKeeperError]  # by ledger
 
 
 class StoreAccess(ABC):
@@ -58,30 +60,34 @@ class StoreAccess(ABC):
         In the latter case its exceptions go to `done`. Without `is_needed` the call does not cause the read, but waits
         for calls before it that do.
         """
-        waiting = self._waiting.get(ledger_id)
-        if waiting is None:
+        if ledger_id not in self._waiting:
             index = self._open().index
             if not is_needed or index.get(ledger_id) is not None or not index.is_known(ledger_id):
                 call(ledger_id, done, *arguments)
                 return
-            waiting = self._waiting[ledger_id] = []
-            self._tasks.start(self._load(ledger_id), f"load ledger {ledger_id}")
-        waiting.append((call, done, arguments))
+            self._start_load((ledger_id,))
+        self._waiting[ledger_id].append((call, done, arguments))
 
-    async def _load(self, ledger_id: int) -> None:
-        """Read a ledger's header, then run the waiting calls in order."""
-        failure: BookKeeperError | None = None
+    def _start_load(self, ledger_ids: Collection[int], first: Callable[[Failures], None] = lambda _: None) -> None:
+        """Read the headers of ledgers for which no call waits, then call `first`, then those that wait by then."""
+        self._waiting |= {ledger_id: [] for ledger_id in ledger_ids}
+        self._tasks.start(self._load(ledger_ids, first), "load of ledgers")
+
+    async def _load(self, ledger_ids: Collection[int], first: Callable[[Failures], None]) -> None:
         try:
-            await self._open().index.load(ledger_id)
-        except BookKeeperError as error:
-            failure = error
-        for call, done, arguments in self._waiting.pop(ledger_id):
-            try:
-                if failure is not None:
-                    raise failure
-                call(ledger_id, done, *arguments)
-            except BookKeeperError as error:
-                done(error)
+            failures = await self._open().index.load_all(ledger_ids)
+        except StorageError as error:
+            failures = dict.fromkeys(ledger_ids, error)
+        calls = [(ledger_id, self._waiting.pop(ledger_id)) for ledger_id in ledger_ids]
+        first(failures)
+        for ledger_id, waiting in calls:
+            for call, done, arguments in waiting:
+                try:
+                    if (failure := failures.get(ledger_id)) is not None:
+                        raise failure
+                    call(ledger_id, done, *arguments)
+                except BookKeeperError as error:
+                    done(error)
 
     async def _ledger(self, ledger_id: int) -> tuple[StorageParts, Ledger]:
         """Return the ledger after all calls that wait for its header. Raises: LedgerUnknownToBookie, ReadFailed."""

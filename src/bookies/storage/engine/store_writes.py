@@ -6,7 +6,9 @@ journal, and answered when its group is synced.
 Invariants
 - R-7: insert in storage first, then queue for the journal, for every record type. This allows a checkpoint to drop
   journals.
-- F-7: log LEDGER_KEY before the first record of a ledger in this process, fences and explicit LACs included.
+- F-7: log LEDGER_KEY before the first record of a ledger in this process, fences and explicit LACs included. The keys
+  of a batch precede its records in one append to the journal, which is durable as a whole or not acknowledged.
+- Each stretch of a batch is decided separately, after all earlier calls for its ledger: it waits if one of these waits.
 - F-44: accept an ordinary add to a ledger whose fence may be lost here only after its record was found to be OPEN.
 - R-5: answer a fence only after its journal record is fsynced. F-42: this holds for any response to a fencing read, and
   for a fence of a ledger that is being fenced already.
@@ -18,9 +20,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.errors import (
@@ -49,6 +52,14 @@ EXPLICIT_LAC_SIZE_MAX = 256
 
 AddsDone = Callable[[Adds, BaseException | None], None]  # stretches that are durable, or could not become so
 RefusedAdds = tuple[Adds, BookKeeperError]
+
+
+class _Source(Struct, frozen=True):
+    """Where adds come from. `done`: see `StoreWrites.add`."""
+
+    master_key: bytes
+    is_recovery: bool
+    done: AddsDone
 
 
 class LedgerUnchecked(BookKeeperError):
@@ -101,88 +112,122 @@ class StoreWrites(StoreAccess):
         for recovery), BookieReadOnly, InvalidArgument, DataUnknown, StorageError, BookieBusy (the cache is full and
         flushes fail), LedgerUnchecked (never for recovery).
 
-        Stretches that need no special handling are stored together. Each of the others, which include all later
-        stretches of their ledgers, is stored separately; this keeps the order within a ledger.
+        Accepted stretches are stored together, also the first ones of new ledgers. Stretches whose ledgers have left
+        memory wait until these are loaded, all at once, and are stored together then. The order within a ledger stays.
 
         A full cache accepts adds while flushes succeed: received requests are in memory anyhow, and the caller stops
         receiving while `is_congested`.
         """
         try:
-            parts = self._open()
+            self._open()
         except StorageError as error:
             return [(adds, error)]
         if not self.is_writable and not (is_recovery and self.takes_priority):
             return [(adds, BookieReadOnly(self.read_only_reason, ledger_id=adds.first_ledger_id))]
-        ledgers, special = self._plain_ledgers(parts, adds, master_key, KEY_DUE if is_recovery else KEY_DUE | CHECK_DUE)
-        if not special:
-            self._store(parts, ledgers, adds, accepted, done)
-            return []
-        left = set(special)
-        if ledgers:
-            plain = adds.picked([number for number in range(adds.stretch_count) if number not in left])
-            self._store(parts, ledgers, plain, accepted, done)
-        refused: list[RefusedAdds] = []
-        for number in special:
-            part = adds.picked((number,))
-            try:
-                self._add_stretch(part, master_key, done, is_recovery=is_recovery)
-                accepted(part.records.size)
-            except BookKeeperError as error:
-                refused.append((part, error))
-        return refused
+        return self._add(adds, _Source(master_key, is_recovery, done), accepted)
 
-    def _plain_ledgers(
-        self, parts: StorageParts, adds: Adds, master_key: bytes, steps: int
-    ) -> tuple[list[Ledger], list[int]]:
-        """Return the ledgers of stretches that need no special handling, and the numbers of the other stretches.
-
-        `steps`: those of `Ledger.due` that must not be left.
-        """
+    def _add(self, adds: Adds, source: _Source, accepted: Callable[[int], None]) -> list[RefusedAdds]:
+        """Do as `add` while the bookie takes them. Raises: StorageError."""
+        parts = self._open()
+        has_problem = bool(parts.checkpointer.flusher.problem)
+        if has_problem and adds.stretch_count > 1:  # each one needs space in the cache
+            return [refusal for part in adds.parts() for refusal in self._add(part, source, accepted)]
         ledgers: list[Ledger] = []
-        special: list[int] = []
-        if parts.checkpointer.flusher.problem:
-            return ledgers, list(range(adds.stretch_count))  # each one needs space in the cache
-        behind: set[int] = set()  # ledgers with a stretch among the special ones
+        refused: dict[int, BookKeeperError] = {}  # by number of the stretch
+        held: list[int] = []  # numbers of stretches that wait for their ledger
+        due = 0 if source.is_recovery else CHECK_DUE
         # Lookups without a call: with one entry for each ledger this loop is a third of the work of a bookie's loop.
         ledger_of, removals, waiting = parts.index.ledgers.get, parts.removals.states, self._waiting
         for number, (ledger_id, greatest_id) in enumerate(zip(adds.ledger_ids, adds.greatest_ids, strict=True)):
             ledger = ledger_of(ledger_id)
             if (
                 ledger is None
-                or ledger.due & steps
+                or ledger.due & due
                 or ledger.header.state
-                or ledger.header.master_key != master_key
+                or ledger.header.master_key != source.master_key
                 or greatest_id > ENTRY_ID_MAX
                 or ledger_id in waiting
                 or ledger_id in removals
-                or ledger_id in behind
+                or has_problem
             ):
-                special.append(number)
-                behind.add(ledger_id)
-            else:
-                ledgers.append(ledger)
-        return ledgers, special
+                try:
+                    ledger = self._admitted(parts, adds, number, source)
+                except BookKeeperError as error:
+                    refused[number] = error
+                    continue
+                if ledger is None:
+                    held.append(number)
+                    continue
+            ledgers.append(ledger)
+        if len(ledgers) == adds.stretch_count:
+            self._store(parts, ledgers, adds, accepted, source.done)
+            return []
+        if ledgers:
+            others = refused.keys() | held
+            plain = adds.picked([number for number in range(adds.stretch_count) if number not in others])
+            self._store(parts, ledgers, plain, accepted, source.done)
+        if held:
+            self._hold(adds.picked(held), source, accepted)
+        return [(adds.picked((number,)), error) for number, error in refused.items()]
 
-    def _add_stretch(self, part: Adds, master_key: bytes, done: AddsDone, *, is_recovery: bool) -> None:
-        """Store a stretch whose ledger may be unknown, not in memory, fenced or quarantined, or have another key."""
-        ledger_id = part.first_ledger_id
-        if ledger_id < 0 or min(part.entry_ids) < 0 or part.greatest_ids[0] > ENTRY_ID_MAX:
-            raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=min(part.entry_ids))
-        self._with_header(ledger_id, partial(done, part), self._add, part, master_key, is_recovery)
+    def _admitted(self, parts: StorageParts, adds: Adds, number: int, source: _Source) -> Ledger | None:
+        """Return the ledger of a stretch, created if it is unknown; None if it has to be loaded. Raises as `add`.
 
-    def _add(self, ledger_id: int, done: Done, part: Adds, master_key: bytes, is_recovery: bool) -> None:
-        parts = self._open()
-        ledger = parts.index.get(ledger_id)
+        The ledger may be unknown, not in memory, fenced or quarantined, or have another key.
+        """
+        ledger_id, entry_ids = adds.stretch_ids(number)
+        if ledger_id < 0 or min(entry_ids) < 0 or max(entry_ids) > ENTRY_ID_MAX:
+            raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=min(entry_ids))
+        ledger, is_recovery = parts.index.get(ledger_id), source.is_recovery
+        if ledger_id in self._waiting or (ledger is None and parts.index.is_known(ledger_id)):
+            return None
         if ledger is not None:
-            self._check_key(ledger, master_key)
-        self._check_add(parts, ledger, ledger_id, part.entry_ids[0], is_recovery=is_recovery)
+            self._check_key(ledger, source.master_key)
+        self._check_add(parts, ledger, ledger_id, entry_ids[0], is_recovery=is_recovery)
         if not is_recovery and (ledger is None or ledger.due & CHECK_DUE):
-            self._check_former(ledger_id, part.entry_ids[0])
-        ledger = self._authorized(ledger_id, master_key)
+            self._check_former(ledger_id, entry_ids[0])
+        ledger = self._authorized(ledger_id, source.master_key)
         if not is_recovery:
             ledger.due &= ~CHECK_DUE
             self._found_open.discard(ledger_id)
-        self._store(parts, [ledger], part, _ignore_size, lambda _, error: done(error))
+        return ledger
+
+    def _hold(self, adds: Adds, source: _Source, accepted: Callable[[int], None]) -> None:
+        """Let stretches wait for their ledgers: behind the calls that do, or for one load of all others."""
+        behind: list[int] = []
+        first: list[int] = []
+        for number, ledger_id in enumerate(adds.ledger_ids):
+            (behind if ledger_id in self._waiting else first).append(number)
+        for number in behind:
+            part = adds.picked((number,))
+            done = partial(source.done, part)
+            self._waiting[part.first_ledger_id].append((self._add_waiting, done, (part, source)))
+        if first:
+            part = adds.picked(first)
+            self._start_load(dict.fromkeys(part.ledger_ids), partial(self._add_loaded, part, source))
+        accepted(adds.records.size)
+
+    def _add_waiting(self, ledger_id: int, done: Done, part: Adds, source: _Source) -> None:
+        for _, error in self._add(part, source, _ignore_size):
+            done(error)
+
+    def _add_loaded(self, adds: Adds, source: _Source, failures: Mapping[int, BookKeeperError]) -> None:
+        """Store stretches whose ledgers were loaded, and refuse those whose ledgers were not."""
+        numbers: list[int] = []
+        for number, ledger_id in enumerate(adds.ledger_ids):
+            if (failure := failures.get(ledger_id)) is None:
+                numbers.append(number)
+            else:
+                source.done(adds.picked((number,)), failure)
+        if not numbers:
+            return
+        part = adds.picked(numbers)
+        try:
+            refused = self._add(part, source, _ignore_size)
+        except StorageError as error:
+            refused = [(part, error)]
+        for refusal in refused:
+            source.done(*refusal)
 
     def _check_former(self, ledger_id: int, entry_id: int) -> None:
         """F-44: raise LedgerUnchecked for a ledger that may be older than the directories, unless it was found open."""
@@ -246,8 +291,10 @@ class StoreWrites(StoreAccess):
                 self._journal(ledgers[0], adds.records.tobytes(), size, partial(done, adds))
                 accepted(size)
             else:
-                for journal, part in _by_journal(parts.journals, adds):
-                    journal.append((part.records.data,), part.records.size, partial(done, part))
+                for journal, part, its_ledgers in _by_journal(parts.journals, adds, ledgers):
+                    keys = _due_keys(its_ledgers)
+                    buffers = (keys, part.records.data) if keys else (part.records.data,)
+                    journal.append(buffers, len(keys) + part.records.size, partial(done, part))
                     accepted(part.records.size)
         parts.checkpointer.flusher.inserted()
 
@@ -347,28 +394,36 @@ class StoreWrites(StoreAccess):
 
     def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done, *, is_patient: bool = False) -> None:
         """Queue a record that is already in the storage, after the ledger's key (F-7)."""
-        buffers: tuple[Buffer, ...] = (record,)
-        if ledger.due & KEY_DUE:
-            ledger.due &= ~KEY_DUE
-            key = journal_format.pack_ledger_key(ledger.ledger_id, ledger.header.master_key)
-            buffers = (key, record)
-            size += len(key)
+        keys = _due_keys((ledger,))
         journal = self._journal_of(ledger.ledger_id)
-        (journal.append_patiently if is_patient else journal.append)(buffers, size, done)
+        append = journal.append_patiently if is_patient else journal.append
+        append((keys, record) if keys else (record,), len(keys) + size, done)
 
 
 def _ignore_size(size: int) -> None:
-    """Ignore the size of adds that the caller counts itself."""
+    """Ignore the size of adds that was reported when they began to wait."""
 
 
-def _by_journal(journals: Sequence[Journal], adds: Adds) -> Iterator[tuple[Journal, Adds]]:
-    """Yield each journal with its stretches; with a single journal the adds themselves."""
+def _due_keys(ledgers: Sequence[Ledger]) -> bytes:
+    """Return the LEDGER_KEY records that must precede the next records of these ledgers (F-7)."""
+    keys: list[bytes] = []
+    for ledger in ledgers:
+        if ledger.due & KEY_DUE:
+            ledger.due &= ~KEY_DUE
+            keys.append(journal_format.pack_ledger_key(ledger.ledger_id, ledger.header.master_key))
+    return b"".join(keys)
+
+
+def _by_journal(
+    journals: Sequence[Journal], adds: Adds, ledgers: Sequence[Ledger]
+) -> Iterator[tuple[Journal, Adds, Sequence[Ledger]]]:
+    """Yield each journal with its stretches and their ledgers; with a single journal the adds themselves."""
     if len(journals) == 1:
-        yield journals[0], adds
+        yield journals[0], adds, ledgers
         return
     chosen: list[list[int]] = [[] for _ in journals]
     for number, ledger_id in enumerate(adds.ledger_ids):
         chosen[ledger_id % len(journals)].append(number)
     for journal, numbers in zip(journals, chosen, strict=True):
         if numbers:
-            yield journal, adds.picked(numbers)
+            yield journal, adds.picked(numbers), [ledgers[number] for number in numbers]

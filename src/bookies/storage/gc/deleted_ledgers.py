@@ -186,7 +186,8 @@ class LedgerCollection:
             self._events.error(
                 "gc.ledger_lost", ledger=ledger_id, consequence="its index is rebuilt from the entry logs"
             )
-            await self._index.rebuild_lost_ledger(ledger_id)
+            self._index.file_missing(ledger_id)
+            await self._index.distrust(ledger_id)  # The logs may lack entries too.
 
     async def _find_surplus(self, local: Sequence[int], *, is_forced: bool, with_surplus: bool) -> list[int]:
         """Return the closed ledgers that have not named this bookie for `gc_surplus_ms`, and those kept elsewhere.

@@ -26,21 +26,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from bookies.config import BookieConfig
-from bookies.errors import DataUnknown, LedgerUnknownToBookie, ReadFailed
+from bookies.errors import BookKeeperError, DataUnknown, LedgerUnknownToBookie, ReadFailed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime, Worker
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.index import catalog_format, slot_scans
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.catalog import Catalog, CatalogFile
-from bookies.storage.index.catalog_format import Contents, Known
+from bookies.storage.index.catalog_format import Contents
 from bookies.storage.index.catalog_writer import CatalogWriter
 from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex, NewFiles, WrongPage
 from bookies.storage.index.index_ledger import Ledger, lac_of
@@ -121,11 +121,6 @@ class LedgerIndex:
         """Schedule the rebuild of a ledger that exists and whose index file is missing."""
         self.places.expect(ledger_id)
         self.rebuilds.want(ledger_id)
-
-    async def rebuild_lost_ledger(self, ledger_id: int) -> None:
-        """Do as `file_missing`, and set fenced and limbo: the logs may lack entries too. Raises: ReadFailed."""
-        self.file_missing(ledger_id)
-        await self.distrust(ledger_id)
 
     async def distrust(self, ledger_id: int) -> None:
         """Fence a ledger and put it in limbo. Raises: ReadFailed."""
@@ -223,12 +218,8 @@ class LedgerIndex:
                 if self.catalog.holes:
                     raise DataUnknown("a lost part of the journal may have named the ledger", ledger_id=ledger_id)
                 raise LedgerUnknownToBookie("this bookie has no such ledger", ledger_id=ledger_id)
-            future = self._loading.get(ledger_id)
-            if future is None:
-                future = self._loading[ledger_id] = self._readers.load_index(
-                    ledger_id, path, is_vouched=self.catalog.is_vouched(ledger_id)
-                )
-                future.add_done_callback(partial(self._loaded, ledger_id, path))
+            self._start_loads((ledger_id,))
+            future = self._loading[ledger_id]
             try:
                 await asyncio.shield(future)
             except FileNotFoundError:
@@ -241,6 +232,28 @@ class LedgerIndex:
             self._loaded(ledger_id, path, future)
             ledger = self._ledgers.get(ledger_id)
         return ledger
+
+    async def load_all(self, ledger_ids: Collection[int]) -> dict[int, BookKeeperError]:
+        """Have all these ledgers in memory, read by one call of each worker. Return the errors of `load`, by ledger."""
+        failures: dict[int, BookKeeperError] = {}
+        # A ledger may leave memory again while others are awaited. The last round waits for none.
+        while left := [number for number in ledger_ids if number not in self._ledgers and number not in failures]:
+            self._start_loads(left)
+            for ledger_id in left:
+                try:
+                    await self.load(ledger_id)
+                except BookKeeperError as error:
+                    failures[ledger_id] = error
+        return failures
+
+    def _start_loads(self, ledger_ids: Iterable[int]) -> None:
+        """Begin to read the index files of ledgers that are not in memory, unless that has begun."""
+        paths = self.places.paths
+        due = [number for number in ledger_ids if number in paths and number not in self._loading]
+        wanted = [(ledger_id, paths[ledger_id], self.catalog.is_vouched(ledger_id)) for ledger_id in due]
+        for (ledger_id, path, _), future in zip(wanted, self._readers.load_indexes(wanted), strict=True):
+            self._loading[ledger_id] = future
+            future.add_done_callback(partial(self._loaded, ledger_id, path))
 
     def _loaded(self, ledger_id: int, path: str, future: asyncio.Future[LoadedIndex]) -> None:
         """Add the ledger that was read from the file. Runs for the callback and each waiter; the first one does it."""
@@ -294,13 +307,13 @@ class LedgerIndex:
         self._detach_file(ledger)
         self.places.moving.pop(ledger_id, None)
         ledger.is_lac_known = False
-        self._readers.forget_index(ledger_id, self.places.paths[ledger_id])
+        self._readers.forget_indexes([(ledger_id, self.places.paths[ledger_id])])
         self._doubt(ledger)
 
     def _detach_file(self, ledger: Ledger) -> None:
         """Mark all pages in memory dirty, so that the next write creates a new file from them."""
         for number, page in ledger.pages.items():
-            self._change(ledger, number)
+            self.change(ledger, number)
             if page.is_partial:
                 self.cache.complete(page, b"")
             page.low, page.high = 0, len(page.data) // layout.SLOT_SIZE
@@ -317,49 +330,10 @@ class LedgerIndex:
         for first_entry_id, data in pages:
             if (number := first_entry_id // self.slots_per_page) not in ledger.pages:
                 self.cache.add(ledger, number, data)
-            self._change(ledger, number)
+            self.change(ledger, number)
         self.places.moving[ledger.ledger_id] = ledger.path
         self._detach_file(ledger)
         self.set_header(ledger, ledger.header)
-
-    def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
-        """Return the path where the ledger's file is or should be, and a copy of what it should hold."""
-        known = self.catalog.ledgers.get(ledger_id)
-        return self.places.last_known(ledger_id), known.copy() if known is not None else None
-
-    async def rebuilt(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
-        """Set the slots (entry id to location) that are missing. Return how many.
-
-        `is_complete`: every log was read to its end, so entries still missing were never stored here. Otherwise the
-        ledger stays uncertain: for good or, while a directory has failed, until a start that finds it again.
-
-        Raises: OSError; LedgerUnknownToBookie.
-        """
-        ledger = await self.load(ledger_id)
-        self.places.abandoned.pop(ledger_id, None)
-        entry_ids = sorted(entries)
-        missing: list[int] = []
-        known = self.catalog.ledgers.get(ledger_id)
-        is_vouched = ledger.path is None or (known is not None and not known.is_partial)
-        for first, start, count in pieces(entry_ids, self.slots_per_page):
-            present = await self.slots(ledger, first, count)
-            if not is_vouched and first // self.slots_per_page in ledger.pages:
-                self._change(ledger, first // self.slots_per_page)  # The write gives it a checksum.
-            for index in range(count):
-                slot = present[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE]
-                if not slot.strip(b"\0"):
-                    missing.append(entry_ids[start + index])
-        if missing:
-            slots = b"".join(entries[entry_id].to_bytes(layout.SLOT_SIZE, "big", signed=True) for entry_id in missing)
-            await self.install(ledger_id, missing, slots)
-            ledger.is_lac_known = False  # The last entry may be one of them.
-        if not is_complete and self.places.health.failed:
-            ledger.take(RebuildEvent.PARTLY_READ)
-            return len(missing)
-        ledger.take(RebuildEvent.READ)
-        header = ledger.header.without_state(layout.STATE_REBUILDING)
-        self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
-        return len(missing)
 
     async def mark_all_uncertain(self, text: str, is_meant: Callable[[int], bool] = lambda _: True) -> None:
         """Fence every ledger and put it in limbo: a lost part of a journal may have named any. `text`: the reason.
@@ -464,7 +438,7 @@ class LedgerIndex:
             page = self.cache.add(ledger, number, b"")
             if is_stored:
                 page.is_partial, page.first = True, first - number * self.slots_per_page
-        self._change(ledger, number)
+        self.change(ledger, number)
         if last - first == len(entry_ids) - 1:
             self.cache.set_slots(page, first - number * self.slots_per_page, slots)
         else:
@@ -496,7 +470,7 @@ class LedgerIndex:
                 if attempt and page is not None and not page.is_dirty:
                     self.damaged_count += 1
                     self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
-                    self._change(ledger, error.page)  # The page in memory is intact: write it again.
+                    self.change(ledger, error.page)  # The page in memory is intact: write it again.
                 await self.slots(ledger, error.page * self.slots_per_page, 1)  # loads and checks the page
             except (OSError, IndexDamaged) as error:
                 self.rebuilds.note_damage(error)
@@ -528,7 +502,7 @@ class LedgerIndex:
                 old = bytes(page.data[at : at + size])
                 merged = replaced(old, new[: len(old)], prefix)
                 if merged != old:
-                    self._change(ledger, number)
+                    self.change(ledger, number)
                     self.cache.set_slots(page, index, merged)
         except LedgerUnknownToBookie:
             return
@@ -565,8 +539,8 @@ class LedgerIndex:
             else:
                 self._distrust_file(ledger, f"the checksum of page {number} is wrong")
 
-    def _change(self, ledger: Ledger, number: int) -> None:
-        """Prepare a page for a change."""
+    def change(self, ledger: Ledger, number: int) -> None:
+        """Prepare a page in memory for a change; the next write writes it."""
         if self.cache.change(ledger, number):
             self._dirty[ledger.ledger_id] = ledger
 
@@ -622,6 +596,7 @@ class LedgerIndex:
                         self.places.note_placed(ledger.ledger_id, change.path)
                 frozen.extend(ledgers)
                 raise
+            self._forget_replaced(ledgers, writes)
             for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):
                 has_saved_rebuilt |= self._written(ledger, change, file_size)
             self.cache.evict()
@@ -646,16 +621,23 @@ class LedgerIndex:
         assert ledger.frozen is not None
         path, moved_from = self.places.for_write(ledger.ledger_id, ledger.path)
         header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.has_unsaved_slots else ledger.header
-        packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
+        is_header_due = ledger.is_header_dirty or ledger.path is None
         ledger.is_header_dirty = False
         size, frozen = self._files.padded_size, ledger.frozen.items()
         pages: list[tuple[int, Buffer]] = [
             (number, data.ljust(size, b"\0") if size else data) for number, (_, data) in frozen
         ]
         firsts = {number: first for number, (first, _) in frozen}
-        change = IndexWrite(path, ledger.path is None, packed, pages, moved_from, firsts)
+        change = IndexWrite(path, ledger.path is None, header if is_header_due else None, pages, moved_from, firsts)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
+
+    def _forget_replaced(self, ledgers: Sequence[Ledger], writes: Sequence[IndexWrite]) -> None:
+        """Have the workers close the files that new ones have replaced."""
+        new = [change for change in zip(ledgers, writes, strict=True) if change[1].is_new]
+        moved = [(ledger.ledger_id, self.places.moving.pop(ledger.ledger_id, None)) for ledger, _ in new]
+        paths = [(ledger.ledger_id, change.path) for ledger, change in new]
+        self._readers.forget_indexes([*paths, *((ledger_id, path) for ledger_id, path in moved if path is not None)])
 
     def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> bool:
         """Mark pages clean that were written and have not changed since. Return whether rebuilt slots were saved."""
@@ -666,10 +648,6 @@ class LedgerIndex:
                 ledger.pages[number].is_frozen = False
             ledger.frozen = None
             return False
-        if change.is_new:
-            self._readers.forget_index(ledger.ledger_id, change.path)
-            if (moved_from := self.places.moving.pop(ledger.ledger_id, None)) is not None:
-                self._readers.forget_index(ledger.ledger_id, moved_from)
         self.catalog.written(ledger.ledger_id, [number for number, _ in change.pages])
         ledger.path = self.places.paths[ledger.ledger_id] = change.path
         ledger.size = max(ledger.size, file_size)

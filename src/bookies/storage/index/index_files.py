@@ -85,7 +85,7 @@ class IndexWrite(Struct, frozen=True, gc=False):
 
     path: str
     is_new: bool
-    header: bytes | None
+    header: layout.IndexHeader | None
     pages: list[tuple[int, Buffer]]
     moved_from: str | None = None
     firsts: dict[int, int] = field(default_factory=dict)
@@ -181,8 +181,17 @@ class IndexFiles:
         """Return the only index directory that a ledger may be in; empty: any."""
         return ""
 
-    def load(self, path: str) -> LoadedIndex:
-        """Return header and extent. Raises: OSError."""
+    def load_all(self, paths: Sequence[str]) -> list[LoadedIndex | Exception]:
+        """Return header and extent of each file, or the OSError or IndexDamaged that has prevented it."""
+        outcomes: list[LoadedIndex | Exception] = []
+        for path in paths:
+            try:
+                outcomes.append(self._load(path))
+            except OSError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _load(self, path: str) -> LoadedIndex:
         file = self._files.get(path, self._mode)
         header, problem = None, None
         try:
@@ -412,7 +421,7 @@ def _write(file: File, change: IndexWrite) -> None:
     if change.is_new:
         file.truncate(0)
     if change.header is not None:
-        file.pwrite(change.header, 0)
+        file.pwrite(layout.pack_header(change.header), 0)
     for first, buffers in _consecutive(change.pages):
         file.pwritev(buffers, layout.page_offset(first, len(buffers[0])))
 

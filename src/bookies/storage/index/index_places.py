@@ -72,7 +72,7 @@ class IndexPlaces:
         target, moved_from = path or self.paths.get(ledger_id), self.moving.get(ledger_id)
         if target is None or (path is None and (moved_from is not None or self.health.is_failed(target))):
             home = self._files.home_of(ledger_id)
-            directory = self._random.choice([home] if home else self.health.candidates(self.directories))
+            directory = home or self._random.choice(self.health.candidates(self.directories))
             target = posixpath.join(directory, self._path_of(ledger_id))
         return target, None if moved_from is not None and self.health.is_failed(moved_from) else moved_from
 

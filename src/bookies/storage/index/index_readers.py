@@ -26,6 +26,7 @@ from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, STATE_FEN
 from bookies.storage.sealing.sealer import Sealer
 
 T = TypeVar("T")
+Wanted = tuple[int, str, bool]  # (ledger id, path of its index file, whether the catalog knows all of the file)
 
 # In place of the header of a file that may be another ledger's. Or the record is damaged: then its slot must stay.
 OF_ANOTHER_LEDGER = IndexHeader(b"", STATE_FENCED | STATE_LIMBO)
@@ -39,10 +40,21 @@ class _Reader:
         self.logs = EntryLogReader(runtime.disk, logs, opener)
         self.index = index
 
-    def load_index(self, ledger_id: int, path: str, *, is_vouched: bool) -> LoadedIndex:
-        """Load a file. Without `is_vouched` its last slot must name an entry of this ledger, unless it dangles."""
-        loaded = self.index.load(path)
-        if is_vouched or loaded.last_entry_id < 0:
+    def load_indexes(self, wanted: Sequence[Wanted]) -> list[LoadedIndex | Exception]:
+        return [
+            outcome if is_vouched or isinstance(outcome, Exception) else self._checked(ledger_id, path, outcome)
+            for (ledger_id, path, is_vouched), outcome in zip(
+                wanted, self.index.load_all([path for _, path, _ in wanted]), strict=True
+            )
+        ]
+
+    def forget_indexes(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.index.forget(path)
+
+    def _checked(self, ledger_id: int, path: str, loaded: LoadedIndex) -> LoadedIndex:
+        """Return what was loaded: as damaged if the last slot names an entry of another ledger. It may dangle."""
+        if loaded.last_entry_id < 0:
             return loaded
         owner = self.logs.ids_at(loaded.last_slot)
         if owner in (None, (ledger_id, loaded.last_entry_id)):
@@ -96,10 +108,16 @@ class Readers:
         reader = self._reader_of(log_id)
         return reader.worker.run(reader.logs.open_another, log_id)
 
-    def load_index(self, ledger_id: int, path: str, *, is_vouched: bool) -> asyncio.Future[LoadedIndex]:
-        """Run `IndexFiles.load` on the ledger's worker. `is_vouched`: the catalog knows all of the file."""
-        reader = self._reader_of(ledger_id)
-        return reader.worker.run(partial(reader.load_index, ledger_id, path, is_vouched=is_vouched))
+    def load_indexes(self, wanted: Sequence[Wanted]) -> list[asyncio.Future[LoadedIndex]]:
+        """Load index files, with one call of each worker that is needed. Each future may fail as `IndexFiles.load`."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[LoadedIndex]] = [loop.create_future() for _ in wanted]
+        for number, reader in enumerate(self._readers):
+            chosen = [at for at, (ledger_id, *_) in enumerate(wanted) if ledger_id % len(self._readers) == number]
+            if chosen:
+                loads = reader.worker.run(reader.load_indexes, [wanted[at] for at in chosen])
+                loads.add_done_callback(partial(_pass_on, [futures[at] for at in chosen]))
+        return futures
 
     def read_page(self, ledger_id: int, path: str, page: int) -> asyncio.Future[bytes]:
         reader = self._reader_of(ledger_id)
@@ -119,10 +137,12 @@ class Readers:
         reader = self._reader_of(ledger_id)
         return reader.worker.run(reader.index.scan_slots, path, newer, pages, is_right, visit, *arguments)
 
-    def forget_index(self, ledger_id: int, path: str) -> None:
-        """Close the index file at this path, which now names another file or none."""
-        reader = self._reader_of(ledger_id)
-        reader.worker.run(reader.index.forget, path)
+    def forget_indexes(self, paths: Sequence[tuple[int, str]]) -> None:
+        """Close the index files of these ledgers, at paths that now name another file or none."""
+        for number, reader in enumerate(self._readers):
+            own = [path for ledger_id, path in paths if ledger_id % len(self._readers) == number]
+            if own:
+                reader.worker.run(reader.forget_indexes, own)
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, in every reader."""
@@ -137,3 +157,20 @@ class Readers:
         self.open_logs.close()
         for reader in self._readers:
             run_last(reader.worker, reader.close)
+
+
+def _pass_on(
+    futures: Sequence[asyncio.Future[LoadedIndex]], loads: asyncio.Future[list[LoadedIndex | Exception]]
+) -> None:
+    """Give each future its outcome, or the failure of the call itself."""
+    failure = None if loads.cancelled() else loads.exception()
+    outcomes = [failure] * len(futures) if loads.cancelled() or failure is not None else loads.result()
+    for future, outcome in zip(futures, outcomes, strict=True):
+        if future.done():
+            continue
+        if outcome is None:
+            future.cancel()
+        elif isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -32,7 +32,7 @@ from bookies.storage.entry_log.log_directories import LogDirectories, directory_
 from bookies.storage.identity.index_kind import LOCATIONS, REBUILD
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex
-from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
+from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, IndexHeader
 from bookies.storage.index.slot_scans import extend_runs
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.rocksdb_format import LEDGERS, Database, Databases
@@ -369,27 +369,44 @@ class DatabaseFiles(IndexFiles):
         return self._shared[directory_of(ledger_id, len(self._shared))]
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def load(self, path: str) -> LoadedIndex:
-        """Return header and extent, but no last page, which only a catalog needs.
+    def load_all(self, paths: Sequence[str]) -> list[LoadedIndex | Exception]:
+        """Return header and extent of each ledger, but no last page, which only a catalog needs.
 
-        Raises: FileNotFoundError, OSError; IndexDamaged.
+        In place of that, FileNotFoundError, another OSError, or IndexDamaged.
         """
-        ledger_id = _ledger_of(path)
-        shared = self._of(ledger_id)
-        value = shared.read(shared.ledgers.get, rocksdb_format.pack_key(ledger_id))
-        if value is None:
-            raise FileNotFoundError(path)
-        header, problem = None, None
-        try:
-            header = rocksdb_format.parse_ledger_data(value, path, ledger_id)
-        except CorruptRecord as error:
-            problem = error
-        last = shared.read(shared.locations.last_before, _key(ledger_id, rocksdb_format.ID_MAX))
-        last_id = -1 if last is None else _entry_id(last[0], ledger_id)
-        if last_id < 0:
-            return LoadedIndex(header, layout.HEADER_SIZE, problem=problem)
-        size = layout.page_offset(last_id // self._per_page + 1, self.page_size)
-        return LoadedIndex(header, size, last_id, problem=problem)
+        outcomes: dict[str, LoadedIndex | Exception] = {}
+        for number, shared in enumerate(self._shared):
+            chosen = sorted(
+                (ledger_id, path)
+                for path in paths
+                if directory_of(ledger_id := _ledger_of(path), len(self._shared)) == number
+            )
+            try:
+                outcomes |= self._loaded(shared, chosen)
+            except (OSError, IndexDamaged) as error:
+                outcomes |= {path: error for _, path in chosen}
+        return [outcomes[path] for path in paths]
+
+    def _loaded(self, shared: OpenDatabases, chosen: list[tuple[int, str]]) -> dict[str, LoadedIndex | Exception]:
+        """Read ledgers of one directory, ascending. Raises: OSError; IndexDamaged."""
+        values = shared.read(shared.ledgers.get_all, [rocksdb_format.pack_key(ledger_id) for ledger_id, _ in chosen])
+        ends = [_key(ledger_id, rocksdb_format.ID_MAX) for ledger_id, _ in chosen]
+        outcomes: dict[str, LoadedIndex | Exception] = {}
+        for (ledger_id, path), value, last in zip(
+            chosen, values, shared.read(shared.locations.last_before, ends), strict=True
+        ):
+            if value is None:
+                outcomes[path] = FileNotFoundError(path)
+                continue
+            header, problem = None, None
+            try:
+                header = rocksdb_format.parse_ledger_data(value, path, ledger_id)
+            except CorruptRecord as error:
+                problem = error
+            last_id = -1 if last is None else _entry_id(last, ledger_id)
+            size = layout.page_offset(last_id // self._per_page + 1, self.page_size) if last_id >= 0 else HEADER_SIZE
+            outcomes[path] = LoadedIndex(header, size, last_id, problem=problem)
+        return outcomes
 
     def read_page(self, path: str, page: int) -> bytes:
         """Return a page up to its last slot that is set. Raises: OSError; IndexDamaged."""
@@ -449,7 +466,7 @@ class DatabaseFiles(IndexFiles):
                 _add(ledger_id, page * self._per_page + change.firsts[page], part, batch.keys, batch.values)
             if change.header is not None:
                 batch.data_keys.append(rocksdb_format.pack_key(ledger_id))
-                batch.data.append(rocksdb_format.pack_ledger_data(layout.parse_header(change.header)))
+                batch.data.append(rocksdb_format.pack_ledger_data(change.header))
             sizes.append(layout.page_offset(change.pages[-1][0] + 1, self.page_size) if change.pages else 0)
         for shared, batch in zip(self._shared, batches, strict=True):
             if batch.keys:

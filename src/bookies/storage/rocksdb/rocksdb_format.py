@@ -97,8 +97,11 @@ class Database(Lookup, Protocol):
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield (keys, values) of the whole database, in the order of the keys, in batches."""
 
-    def last_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the last key below this one, and its value."""
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key."""
+
+    def last_before(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the last key below each of these, which ascend."""
 
     def between(self, start: bytes, stop: bytes, count_max: int) -> tuple[list[bytes], list[bytes]]:
         """Return up to `count_max` (keys, values) from `start` to before `stop`."""

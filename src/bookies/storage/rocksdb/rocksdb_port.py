@@ -168,17 +168,28 @@ class RocksDatabase:
         """Return the value of a key. Raises CorruptRecord."""
         return _get(self._database, self._path, key)
 
-    def last_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the last key below this one, and its value. Raises CorruptRecord."""
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key. Raises CorruptRecord."""
         try:
-            cursor = self._database.iter()
-            cursor.seek_for_prev(key)
-            if cursor.valid() and cursor.key() == key:
-                cursor.prev()
-            cursor.status()
-            return (cursor.key(), cursor.value()) if cursor.valid() else None
+            values: list[bytes | None] = self._database.get(list(keys))
         except Exception as error:
             raise _error(self._path, error) from error
+        return values
+
+    def last_before(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the last key below each of these, which ascend. Raises CorruptRecord."""
+        lower: list[bytes | None] = []
+        try:
+            cursor = self._database.iter()
+            for key in keys:
+                cursor.seek_for_prev(key)
+                if cursor.valid() and cursor.key() == key:
+                    cursor.prev()
+                cursor.status()
+                lower.append(cursor.key() if cursor.valid() else None)
+        except Exception as error:
+            raise _error(self._path, error) from error
+        return lower
 
     def between(self, start: bytes, stop: bytes, count_max: int) -> tuple[list[bytes], list[bytes]]:
         """Return up to `count_max` (keys, values) from `start` to before `stop`. Raises CorruptRecord."""

@@ -288,7 +288,7 @@ class _Writer:
         self._pending: list[IndexWrite] = []
         self._size = 0
         self._path = ""
-        self._header: bytes | None = None
+        self._header: IndexHeader | None = None
         self._known = Known()
         self._page = -1
         self._data = bytearray()
@@ -296,7 +296,7 @@ class _Writer:
 
     def begin(self, directory: str, ledger_id: int, header: IndexHeader) -> None:
         self._path = posixpath.join(directory, index_format.path_of(ledger_id))
-        self._header = index_format.pack_header(header)
+        self._header = header
         self._known = self._contents.ledgers[ledger_id] = Known(catalog_format.trimmed(header))
         self._page = -1
 

@@ -81,7 +81,8 @@ class IndexScrub:
         if path is None or ledger.is_header_dirty or ledger.frozen is not None:
             return  # It is about to be written anyway.
         try:
-            loaded = await self._parts.readers.load_index(ledger.ledger_id, path, is_vouched=True)
+            [loading] = self._parts.readers.load_indexes([(ledger.ledger_id, path, True)])
+            loaded = await loading
         except OSError as error:
             raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
         is_changing = ledger.header is not header or ledger.is_header_dirty or ledger.frozen is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 from typing import cast
 
@@ -12,7 +13,7 @@ from bookies.runtime.ports import Clock, Network, Runtime, Workers
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.index_files import LoadedIndex
-from bookies.storage.index.index_readers import Readers
+from bookies.storage.index.index_readers import Readers, Wanted
 
 PAGE_SIZE = 64
 
@@ -23,11 +24,12 @@ class Reads:
     def __init__(self) -> None:
         self.futures: list[asyncio.Future[object]] = []
 
-    def start(self, *_: object, is_vouched: bool = False) -> asyncio.Future[object]:
+    def read_page(self, *_: object) -> asyncio.Future[object]:
         self.futures.append(asyncio.get_running_loop().create_future())
         return self.futures[-1]
 
-    load_index = read_page = start
+    def load_indexes(self, wanted: Sequence[Wanted]) -> list[asyncio.Future[object]]:
+        return [self.read_page() for _ in wanted]
 
 
 def index_with(reads: Reads) -> LedgerIndex:

@@ -12,12 +12,20 @@ from bookies.lab.sim.world.loop import Crashed
 from bookies.runtime.files import OsDisk
 from bookies.storage.disks.durable_files import SyncFailed
 from bookies.storage.index import index_format as layout
-from bookies.storage.index.index_files import IndexFiles, IndexWrite, WrongPage, find_index_files, remove_index_files
+from bookies.storage.index.index_files import (
+    IndexFiles,
+    IndexWrite,
+    LoadedIndex,
+    WrongPage,
+    find_index_files,
+    remove_index_files,
+)
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.index.slot_scans import entry_runs
 
 PAGE = 64
-HEADER = layout.pack_header(IndexHeader(b"key"))
+WRITTEN = IndexHeader(b"key")
+HEADER = layout.pack_header(WRITTEN)
 
 
 @pytest.fixture
@@ -26,6 +34,13 @@ def disk() -> SimDisk:
     made.make_directories("/i0")
     made.make_directories("/i1")
     return made
+
+
+def load(files: IndexFiles, path: str) -> LoadedIndex:
+    [outcome] = files.load_all([path])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def files(disk: SimDisk, mode: str = "r+") -> IndexFiles:
@@ -38,10 +53,10 @@ def slots(*numbers: int) -> bytes:
 
 def test_a_new_file_is_complete_and_durable_before_it_has_its_name(disk: SimDisk) -> None:
     index = files(disk)
-    (size,) = index.write([IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(9, 0, 8))])])
+    (size,) = index.write([IndexWrite("/i0/0/7/7.idx", True, WRITTEN, [(0, slots(9, 0, 8))])])
     disk.crash(NOTHING_SURVIVES)
     assert size == 1024 + PAGE
-    loaded = files(disk, "r").load("/i0/0/7/7.idx")
+    loaded = load(files(disk, "r"), "/i0/0/7/7.idx")
     assert (loaded.header, loaded.size, loaded.last_entry_id) == (IndexHeader(b"key"), size, 2)
 
 
@@ -52,7 +67,7 @@ def test_a_crash_at_any_call_leaves_no_half_made_file() -> None:
         disk.make_directories("/i0")
         disk.crash_at = disk.call_count + number
         try:
-            files(disk).write([IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(9))])])
+            files(disk).write([IndexWrite("/i0/0/7/7.idx", True, WRITTEN, [(0, slots(9))])])
         except Crashed:
             pass
         else:
@@ -60,7 +75,7 @@ def test_a_crash_at_any_call_leaves_no_half_made_file() -> None:
         disk.crash(NOTHING_SURVIVES)
         found = find_index_files(disk, ["/i0"])
         for path in found.values():
-            assert files(disk, "r").load(path).last_entry_id == 0
+            assert load(files(disk, "r"), path).last_entry_id == 0
         assert not [path for path in disk.files() if path.endswith(".new")]
         number += 1
     assert number > 6
@@ -69,19 +84,19 @@ def test_a_crash_at_any_call_leaves_no_half_made_file() -> None:
 def test_pages_are_written_in_place_and_together(disk: SimDisk) -> None:
     index = files(disk)
     path = "/i0/0/7/7.idx"
-    index.write([IndexWrite(path, True, HEADER, [(0, slots(1))])])
+    index.write([IndexWrite(path, True, WRITTEN, [(0, slots(1))])])
     disk.log = []
     index.write([IndexWrite(path, False, None, [(1, slots(2)), (2, slots(3)), (5, slots(4))])])
     assert [call.operation for call in disk.log].count("pwritev") == 2
     assert [index.read_page(path, page)[:8] for page in (0, 1, 2, 3, 5, 6)] == [
         bytes.fromhex(f"{number:016x}")[: 8 if number is not None else 0] for number in (1, 2, 3, 0, 4)
     ] + [b""]
-    assert index.load(path).last_entry_id == 40
+    assert load(index, path).last_entry_id == 40
 
 
 def test_failures_say_whether_they_are_final(disk: SimDisk) -> None:
     index = files(disk)
-    change = IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(1))])
+    change = IndexWrite("/i0/0/7/7.idx", True, WRITTEN, [(0, slots(1))])
     disk.fail("pwritev", ".idx", lambda: DiskFull("no space"), is_partial=True)
     with pytest.raises(DiskFull):
         index.write([change])
@@ -90,13 +105,13 @@ def test_failures_say_whether_they_are_final(disk: SimDisk) -> None:
     assert list(find_index_files(disk, ["/i0"])) == [7]
     disk.fail("fsync", ".idx", lambda: OSError(5, "Input/output error"))
     with pytest.raises(SyncFailed):
-        index.write([IndexWrite("/i0/0/7/7.idx", False, HEADER, [])])
+        index.write([IndexWrite("/i0/0/7/7.idx", False, WRITTEN, [])])
 
 
 def test_empty_folders_are_removed_with_their_last_file(disk: SimDisk) -> None:
     index = files(disk)
     paths = [f"/i0/{layout.path_of(ledger_id)}" for ledger_id in (0x107, 0x10107, 0x108, 0x207)]
-    changes = [IndexWrite(path, True, HEADER, [(0, slots(9))]) for path in paths]
+    changes = [IndexWrite(path, True, WRITTEN, [(0, slots(9))]) for path in paths]
     index.write(changes)
     for path in paths[:1] + paths[2:]:
         index.forget(path)
@@ -115,7 +130,7 @@ def test_a_removal_that_fails_or_ends_at_any_call_is_repeated() -> None:
         while True:
             disk = SimDisk()
             disk.make_directories("/i0")
-            changes = [IndexWrite(f"/i0/0/{part}/{part}.idx", True, HEADER, []) for part in (7, 8)]
+            changes = [IndexWrite(f"/i0/0/{part}/{part}.idx", True, WRITTEN, []) for part in (7, 8)]
             files(disk).write(changes)
             end = disk.call_count + number
             if fault == "crash":
@@ -163,7 +178,7 @@ def test_ends_moves_that_a_crash_interrupted(disk: SimDisk) -> None:
 def test_damaged_headers_are_told(disk: SimDisk) -> None:
     for data in (b"", HEADER[:10], b"XKLE" + HEADER[4:], HEADER[:7] + b"\2" + HEADER[8:]):
         disk.put("/i0/0/7/7.idx", data)
-        loaded = files(disk, "r").load("/i0/0/7/7.idx")
+        loaded = load(files(disk, "r"), "/i0/0/7/7.idx")
         assert loaded.header is None
         assert isinstance(loaded.problem, CorruptRecord)
 
@@ -178,7 +193,7 @@ def test_extent_of_files_of_any_length(disk: SimDisk) -> None:
         (slots(1) + bytes(999), 0),
     ):
         disk.put(path, HEADER + tail)
-        assert files(disk, "r").load(path).last_entry_id == last
+        assert load(files(disk, "r"), path).last_entry_id == last
 
 
 def is_right(page: int, data: bytes) -> bool:

@@ -12,14 +12,20 @@ from bookies.lab.sim.world.databases import SimDatabases
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.storage.entry_log.log_directories import LogDirectories
 from bookies.storage.identity.index_kind import REBUILD
-from bookies.storage.index import index_format as layout
-from bookies.storage.index.index_files import IndexDamaged, IndexWrite
+from bookies.storage.index.index_files import IndexDamaged, IndexFiles, IndexWrite, LoadedIndex
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.database_files import DatabaseFiles, OpenDatabases, path_of
 
 PAGE = 64  # eight slots
 KEY = b"k" * 20
+
+
+def load(files: IndexFiles, path: str) -> LoadedIndex:
+    [outcome] = files.load_all([path])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def opened(disk: SimDisk) -> tuple[OpenDatabases, DatabaseFiles]:
@@ -34,8 +40,8 @@ def slots_of(*locations: int) -> bytes:
 
 
 def change(ledger_id: int, pages: dict[int, bytes], firsts: dict[int, int], header: bool) -> IndexWrite:
-    packed = layout.pack_header(IndexHeader(KEY)) if header else None
-    return IndexWrite(path_of(ledger_id), header, packed, list(pages.items()), firsts=firsts)
+    written = IndexHeader(KEY) if header else None
+    return IndexWrite(path_of(ledger_id), header, written, list(pages.items()), firsts=firsts)
 
 
 def test_only_changed_slots_that_are_set_are_written() -> None:
@@ -44,7 +50,7 @@ def test_only_changed_slots_that_are_set_are_written() -> None:
     assert files.write([change(3, pages, {0: 1, 5: 0}, header=True)]) == [1024 + 6 * PAGE]
     keys = [key for batch, _ in shared.locations.pieces() for key in batch]
     assert keys == rocksdb_format.entry_keys(3, [1, 3, 40])
-    loaded = files.load(path_of(3))
+    loaded = load(files, path_of(3))
     assert loaded.header == IndexHeader(KEY)
     assert (loaded.size, loaded.last_entry_id) == (1024 + 6 * PAGE, 40)
     assert files.read_page(path_of(3), 0) == slots_of(0, 2, 0, 4)
@@ -59,15 +65,15 @@ def test_neighbours_are_not_mixed_up() -> None:
     _, files = opened(SimDisk(Random(1)))
     for ledger_id in (3, 4, 5):
         files.write([change(ledger_id, {0: slots_of(ledger_id)} if ledger_id != 4 else {}, {0: 0}, header=True)])
-    loaded = files.load(path_of(4))
+    loaded = load(files, path_of(4))
     assert (loaded.last_entry_id, loaded.size) == (-1, 1024)
     with pytest.raises(FileNotFoundError):
-        files.load(path_of(6))
+        load(files, path_of(6))
     files.remove([])
     files.remove([path_of(3)])
     with pytest.raises(FileNotFoundError):
-        files.load(path_of(3))
-    assert files.load(path_of(5)).last_entry_id == 0
+        load(files, path_of(3))
+    assert load(files, path_of(5)).last_entry_id == 0
 
 
 def test_the_greatest_entry_id_that_apaches_bookie_accepts() -> None:
@@ -75,7 +81,7 @@ def test_the_greatest_entry_id_that_apaches_bookie_accepts() -> None:
     files.write([change(3, {}, {}, header=True)])
     last = rocksdb_format.ID_MAX - 1
     shared.write("locations", rocksdb_format.entry_keys(3, [last]), [slots_of(9)])
-    loaded = files.load(path_of(3))
+    loaded = load(files, path_of(3))
     assert loaded.last_entry_id == last
     assert files.read_page(path_of(3), last // 8).endswith(slots_of(9))
 
@@ -93,7 +99,7 @@ def test_a_location_that_is_none_is_damage() -> None:
 def test_ledger_data_that_cannot_be_parsed_is_a_problem_of_that_ledger() -> None:
     shared, files = opened(SimDisk(Random(1)))
     shared.write("ledgers", [rocksdb_format.pack_key(3)], [b"\xff"])
-    loaded = files.load(path_of(3))
+    loaded = load(files, path_of(3))
     assert loaded.header is None
     assert loaded.problem is not None
 

@@ -40,12 +40,11 @@ def test_what_was_written_is_there_after_the_database_was_opened_again(tmp_path:
         assert database.version() == (before[0], before[1] + 3)
         assert database.get(key(1, 1)) == b"b"
         assert database.get(key(1, 2)) is None
+        assert database.get_all([key(1, 2), key(1, 1), key(1, 0)]) == [None, b"b", b"a"]
         assert database.between(key(1, 0), key(2, 0), 10) == ([key(1, 0), key(1, 1)], [b"a", b"b"])
         assert database.between(key(1, 0), key(2, 0), 1) == ([key(1, 0)], [b"a"])
         assert database.between(key(1, 2), key(2, 0), 10) == ([], [])
-        assert database.last_before(key(2, 5)) == (key(1, 1), b"b")
-        assert database.last_before(key(2, 6)) == (key(2, 5), b"c")
-        assert database.last_before(key(1, 0)) is None
+        assert database.last_before([key(1, 0), key(2, 5), key(2, 6)]) == [None, key(1, 1), key(2, 5)]
         database.write([key(1, 1)], [b"new"], [(key(1, 0), key(2, 0))])  # the deletion is before the put
         assert list(database.pieces()) == [([key(1, 1), key(2, 5)], [b"new", b"c"])]
     finally:
@@ -118,7 +117,7 @@ def test_a_damaged_table_is_an_error_and_not_a_missing_key(tmp_path: pathlib.Pat
                 keys, _ = database.between(key(number, 900), key(number + 1, 0), 1_000)
                 assert len(keys) == 100
                 assert database.get(key(number, 500)) is not None
-                assert database.last_before(key(number + 1, 0)) is not None
+                assert database.last_before([key(number + 1, 0)]) != [None]
             except CorruptRecord:
                 problems += 1
         assert 0 < problems < 50
@@ -174,7 +173,8 @@ def test_a_full_disk_and_what_follows_when_it_is_closed(tmp_path: pathlib.Path) 
     with pytest.raises(DiskFull, match="No space left"):
         database.write([key(1, 2)], [b"b"])
     database.close()
-    for call in (lambda: database.get(key(1, 1)), lambda: database.last_before(key(1, 1))):
+    keys = [key(1, 1)]
+    for call in (lambda: database.get(keys[0]), lambda: database.get_all(keys), lambda: database.last_before(keys)):
         with pytest.raises(StorageError, match="it is closed"):
             call()
     database = opened(path, may_be_cut=True)
@@ -195,7 +195,7 @@ def test_a_full_disk_keeps_no_database_from_being_read(tmp_path: pathlib.Path) -
     assert full.version() == version
     assert full.get(key(1, 1)) == b"b"
     assert full.between(key(1, 0), key(2, 0), 10) == ([key(1, 0), key(1, 1)], [b"a", b"b"])
-    assert full.last_before(key(2, 0)) == (key(1, 1), b"b")
+    assert full.last_before([key(2, 0)]) == [key(1, 1)]
     assert len(list(full.pieces())) == 1
     with pytest.raises(DiskFull, match="no space to open it for writing"):
         full.write([key(1, 2)], [b"d"])

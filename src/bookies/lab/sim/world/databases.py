@@ -93,11 +93,15 @@ class SimDatabase(SimReader):
         self._check()
         return super().get(key)
 
-    def last_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the last key below this one, and its value."""
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key."""
+        return [self.get(key) for key in keys]
+
+    def last_before(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the last key below each of these."""
         self._check()
-        at = bisect_left(self._keys, key)
-        return (self._keys[at - 1], self._pairs[self._keys[at - 1]]) if at else None
+        places = [bisect_left(self._keys, key) for key in keys]
+        return [self._keys[at - 1] if at else None for at in places]
 
     def between(self, start: bytes, stop: bytes, count_max: int) -> tuple[list[bytes], list[bytes]]:
         """Return up to `count_max` (keys, values) from `start` to before `stop`."""
