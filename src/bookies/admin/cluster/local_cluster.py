@@ -478,9 +478,13 @@ class LocalCluster:
     def _save(self) -> None:
         """Write `cluster.json` atomically."""
         temporary = os.path.join(self.directory, f".{STATE_FILE}.tmp")
-        with open(temporary, "w") as file:
-            json.dump(self.describe(), file, indent=2)
-            file.write("\n")
+        try:
+            with open(temporary, "w") as file:
+                json.dump(self.describe(), file, indent=2)
+                file.write("\n")
+        except OSError as error:
+            error.filename = temporary  # a write to a full disk does not name its file
+            raise
         os.replace(temporary, os.path.join(self.directory, STATE_FILE))
 
 

@@ -40,3 +40,11 @@ def test_a_file_moves_with_its_directory(tmp_path: pathlib.Path) -> None:
     (after / "cluster.json").write_text(json.dumps(LocalCluster(after).describe() | {"metadata": 7}))
     with pytest.raises(ConfigError, match="is damaged"):
         LocalCluster(after)
+
+
+def test_a_full_disk_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / ".cluster.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as full:
+        LocalCluster(tmp_path, 1)._save()
+    assert full.value.filename == str(tmp_path / ".cluster.json.tmp")
+    assert not (tmp_path / "cluster.json").exists()
