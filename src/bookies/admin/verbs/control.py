@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,22 @@ def _calls(choose: Callable[[argparse.Namespace], tuple[str, dict[str, object]]]
 
 
 def _ask_all(arguments: argparse.Namespace, call: str, given: dict[str, object]) -> Report:
-    answers = dict(ask(path, call, given) for path in control_files(arguments))
-    return Report(answers, (f"{name}: {line}" for name, answer in answers.items() for line in _lines(answer)))
+    """Ask each bookie; one that does not answer is named, and keeps no other from being asked. The status is 1 then."""
+    answers: dict[str, Any] = {}
+    silent: list[Unreachable] = []
+    for path in control_files(arguments):
+        try:
+            name, answer = ask(path, call, given)
+        except Unreachable as error:
+            silent.append(error)
+        else:
+            answers[name] = answer
+    if silent and not answers:
+        raise silent[0]
+    for problem in silent:
+        print(f"bk bookie {arguments.verb}: {problem}", file=sys.stderr)
+    lines = (f"{name}: {line}" for name, answer in answers.items() for line in _lines(answer))
+    return Report(answers, lines, int(bool(silent)))
 
 
 def _collection(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:

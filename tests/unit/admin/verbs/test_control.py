@@ -191,3 +191,18 @@ def test_a_file_that_leads_nowhere_gives_way_to_that_of_another_directory(
         (first / "control.json").write_text(text)
         assert main(["bookie", "space"]) == 0
         assert "runs                   7" in capsys.readouterr().out
+
+
+def test_a_bookie_that_does_not_run_keeps_no_other_from_being_asked(
+    endpoint: Endpoint, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.answer = {"result": {"writable": True}}
+    ended = tmp_path / "bk-data" / "b0" / "ledgers"
+    ended.mkdir(parents=True)
+    (ended / "control.json").write_text(json.dumps({"bookie": "b0", "host": "127.0.0.1", "port": 1, "token": "t"}))
+    assert main(["bookie", "space", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"b1": {"writable": True}}
+    assert err.startswith("bk bookie space: bookie b0 does not run: ")
+    (tmp_path / "bk-data" / "b1" / "ledgers" / "control.json").unlink()
+    assert main(["bookie", "space"]) == 2
