@@ -35,6 +35,7 @@ from bookies.errors import (
     ClientClosed,
     CookieNotFound,
     LedgerNotFound,
+    MetadataCorrupt,
     MetadataError,
     NotEnoughBookies,
     VersionConflict,
@@ -406,9 +407,17 @@ class Drain:
             ]
             return Outcome(RepairState.WAITING)
         if is_named(record.metadata, self._bookie):
-            self._work.blocked[ledger_id] = self._reasons(record, outcome)
-        else:
+            # A server of the store that lags behind shows the record as it was before the repair.
+            [current] = await self._driver.current_ledgers([ledger_id], [record])
+            if current is None:
+                return None
+            record = record if isinstance(current, MetadataCorrupt) else current
+        if not is_named(record.metadata, self._bookie):
             self._work.finish(portion)
+            return outcome
+        blocked = self._reasons(record, outcome)
+        if not record.metadata.is_closed or all(one.cause != Cause.WRITER.value for one in blocked):
+            self._work.blocked[ledger_id] = blocked  # otherwise the repair has seen an open ledger that is closed
         return outcome
 
     def _circumstances(self, presumed: PresumedLost) -> Circumstances:
