@@ -416,8 +416,10 @@ class Drain:
             self._work.finish(portion)
             return outcome
         blocked = self._reasons(record, outcome)
-        if not record.metadata.is_closed or all(one.cause != Cause.WRITER.value for one in blocked):
-            self._work.blocked[ledger_id] = blocked  # otherwise the repair has seen an open ledger that is closed
+        if record.metadata.is_closed and any(one.cause == Cause.WRITER.value for one in blocked):
+            # It has no writer: the repair was shown an older record. Rounds are repeated for the store's sake.
+            blocked = [Blocked(ledger_id, 0, -1, Cause.STORE.value, "one of its servers lags behind")]
+        self._work.blocked[ledger_id] = blocked
         return outcome
 
     def _circumstances(self, presumed: PresumedLost) -> Circumstances:

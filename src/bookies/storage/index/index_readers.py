@@ -109,7 +109,7 @@ class Readers:
         return reader.worker.run(reader.logs.open_another, log_id)
 
     def load_indexes(self, wanted: Sequence[Wanted]) -> list[asyncio.Future[LoadedIndex]]:
-        """Load index files, with one call of each worker that is needed. Each future may fail as `IndexFiles.load`."""
+        """Load index files, with one call of each worker that is needed. For failures see `IndexFiles.load_all`."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[LoadedIndex]] = [loop.create_future() for _ in wanted]
         for number, reader in enumerate(self._readers):
