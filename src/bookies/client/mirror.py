@@ -133,7 +133,7 @@ async def whole_list(client: Client, name: str, *, with_unconfirmed: bool = Fals
 
 
 async def _may_be_acknowledged(client: Client, ledger_id: int, entry_id: int) -> bool:
-    """Report whether so many bookies may hold an entry that its writer has acknowledged it.
+    """Report whether enough bookies may hold an entry for its writer to have acknowledged it.
 
     A bookie that does not answer matters only if the others cannot decide; then its error is raised.
     """
