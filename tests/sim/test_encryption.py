@@ -15,6 +15,7 @@ from tests.sim.space_world import ALL, Body, SpaceSweep, check_entries, fill, sm
 from tests.sim.test_storage_crash import sweep
 
 from bookies.errors import ConfigError, DataUnknown, EntryNotFound, ReadFailed, StorageError
+from bookies.kernels import Adds
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.entry_log.log_usage import keys_of
@@ -26,6 +27,7 @@ from bookies.storage.sealing.sealed_format import id_of, label_of, pack_line
 from bookies.storage.store import LedgerStore
 
 PATH = "/keys/keys"
+KEY = b"k" * 20
 OLD, NEW = b"a" * 32, b"b" * 32
 PLAIN = "plain\n"
 BOTH_INDEXES_BUT = {
@@ -130,6 +132,48 @@ def test_a_crash_at_a_disk_call(machine: Any, sealed: Any, body: Body) -> None:
         await promises.add(store, 1, {entry: body(1, entry) for entry in range(16, 20)})
 
     assert sweep(sealed, script, step=5) > 60
+
+
+def test_adds_that_wait_for_their_ledgers_are_counted_as_they_are_reported(sealed: Any, body: Body) -> None:
+    """Sealing adds bytes to them. A bookie that counts less than it answers stops at the first such add."""
+    made = sealed(journals=2)
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        await promises.add_mixed(store, {(ledger_id, 0): body(ledger_id, 0) for ledger_id in range(5)})
+        await promises.fence(store, 4)
+
+    async def after(store: LedgerStore, promises: Any) -> None:
+        outcomes: asyncio.Queue[Adds] = asyncio.Queue()
+        counted, left = 0, 14
+
+        def accepted(size: int) -> None:
+            nonlocal counted
+            counted += size
+
+        def send(ledger_ids: range, entry_id: int) -> None:
+            adds = Adds.of_many(
+                [(ledger_id, entry_id, -1) for ledger_id in ledger_ids],
+                [body(ledger_id, entry_id) for ledger_id in ledger_ids],
+            )
+            assert not store.add(
+                adds,
+                KEY,
+                is_recovery=False,
+                is_deferred_sync=False,
+                accepted=accepted,
+                done=lambda part, error: outcomes.put_nowait(part),
+            )
+
+        send(range(8), 1)  # on disk, one of them fenced, and new ones
+        send(range(6), 2)  # behind them
+        while left:
+            part = await outcomes.get()
+            left -= part.stretch_count
+            counted -= part.records.size
+        assert not counted
+
+    assert made.live(before)
+    assert made.live(after)
 
 
 def test_plain_entries_are_sealed_then_rotated_then_decrypted(sealed: Any, body: Body) -> None:

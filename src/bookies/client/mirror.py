@@ -33,12 +33,10 @@ from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.documents import parse_json
 from bookies.errors import (
     BookKeeperError,
-    EntryNotFound,
     InvalidArgument,
     LedgerExists,
     LedgerLocked,
     LedgerNotFound,
-    LedgerUnknownToBookie,
     LogError,
     LogExists,
     LogFenced,
@@ -52,6 +50,8 @@ from bookies.metadata.transfer import Filling, NamedRecord, carried, read_record
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.backup import unwritten
 from bookies.protocol.ledger.ledger import closed, with_ensemble
+from bookies.protocol.ledger.read import NEGATIVE
+from bookies.protocol.ledger.recover import EntryRead, Verdict
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.log_model import MIRROR_OF, LedgerEnd, Position, check_log_name, ended, pack_manifest, swept
 from bookies.protocol.log.migration import (
@@ -113,8 +113,8 @@ class Growing(Struct):
 async def whole_list(client: Client, name: str, *, with_unconfirmed: bool = False) -> Manifest:
     """Return a log's list with all ends, an open ledger's up to its last add confirmed. Raises `LogNotFound`.
 
-    `with_unconfirmed`: an open ledger's up to the last entry that its bookies hold. Its writer may have acknowledged
-    entries that it has announced to too few bookies: two questions for the last add confirmed may differ by them.
+    `with_unconfirmed`: an open ledger's up to the last entry that may be acknowledged. Its writer may have announced
+    entries to too few bookies: two questions for the last add confirmed may differ by them.
     """
     parts = client.transactions()
     manifest = await ManifestLoop(parts.runtime, parts.driver, name).refresh()
@@ -125,12 +125,36 @@ async def whole_list(client: Client, name: str, *, with_unconfirmed: bool = Fals
         if not record.is_closed:
             async with await client.administration().open(ledger_id) as reader:
                 last = await reader.read_last_add_confirmed()
-                # New bookies of an ensemble do not know the ledger before its next entry.
-                with suppress(EntryNotFound, LedgerUnknownToBookie):
-                    while with_unconfirmed:
+                with suppress(*NEGATIVE):  # The ledger was ended meanwhile.
+                    while with_unconfirmed and await _may_be_acknowledged(client, ledger_id, last + 1):
                         last = (await reader.read_batch(last + 1, unconfirmed=True)).last_entry_id
         ends[ledger_id] = LedgerEnd(last, record.length)
     return ended(manifest, ends) or manifest
+
+
+async def _may_be_acknowledged(client: Client, ledger_id: int, entry_id: int) -> bool:
+    """Report whether enough bookies may hold an entry for its writer to have acknowledged it.
+
+    A bookie that does not answer matters only if the others cannot decide; then its error is raised.
+    """
+    record = await client.metadata(ledger_id)
+    replicas, read = client.administration().access.replicas(record), EntryRead(record, entry_id)
+    asked = {asyncio.ensure_future(replicas.first_bad(bookie, [entry_id])): bookie for bookie in iter(read.next, None)}
+    try:
+        while read.verdict is None:
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                bookie, bad = asked.pop(task), task.result()
+                if bad is None:
+                    read.found()
+                else:
+                    read.failed(bookie, bad[1])
+    finally:
+        for task in asked:
+            task.cancel()
+    if read.verdict is Verdict.UNDECIDED:
+        raise read.error
+    return read.verdict is Verdict.FOUND
 
 
 async def final_ends(client: Client, manifest: Manifest) -> dict[int, LedgerEnd]:

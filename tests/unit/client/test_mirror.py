@@ -24,6 +24,7 @@ from bookies.errors import (
     LogExists,
     LogFenced,
     LogNotFound,
+    ReadFailed,
 )
 from bookies.protocol.log import Position
 from bookies.protocol.log.migration import end_of, is_mirror, missing_in
@@ -278,6 +279,31 @@ def test_entries_that_were_acknowledged_and_not_announced_are_named_too() -> Non
             assert not (await source.log("orders").manifest()).held  # refused, and not stopped
 
     play_two(act)
+
+
+def test_a_bookie_of_a_lost_source_that_stays_away_hides_no_loss_and_keeps_no_log_from_coming_back() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await source.log("orders").create(ensemble=3, ack_quorum=2)
+        async with source.log("orders").lead() as leader:
+            last = await leader.append_many([b"one", b"two", b"three"])
+            await mirrored(source, target)
+            await promote(target, "orders")
+            await leader.append_many([b"lost", b"too"])
+            first, second, _ = (await source.metadata(last.ledger_id)).last_ensemble
+            await world.take_down(first)
+            own = await whole_list(source, "orders", with_unconfirmed=True)
+            assert own.extents[-1].last == 4
+            async with LogMirror(target, source, "orders") as back:
+                with pytest.raises(LogExists, match=r"only it has .* entries"):
+                    await back.begin()
+            await world.take_down(second)
+            with pytest.raises(ReadFailed):  # one cannot know whether the others have another entry
+                await whole_list(source, "orders", with_unconfirmed=True)
+            await world.listen(second)
+            async with LogMirror(target, source, "orders") as back:
+                await back.begin(drops=True)
+
+    play_two(act, bookie_count=4)
 
 
 def test_a_mirror_that_runs_while_it_is_released_ends() -> None:

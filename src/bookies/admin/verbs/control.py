@@ -8,7 +8,7 @@ import os
 import pathlib
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
@@ -34,8 +34,7 @@ _ANOTHER = "name another of its ledger directories with --ledger-dir"
 
 
 def _orphans(arguments: argparse.Namespace) -> Report:
-    answers = dict(ask(path, "orphans", {}) for path in control_files(arguments))
-    return Report(answers, (f"{name}: {line}" for name, answer in answers.items() for line in _orphan_lines(answer)))
+    return _ask_all(arguments, "orphans", {}, _orphan_lines)
 
 
 def _orphan_lines(answer: Any) -> list[str]:
@@ -58,23 +57,37 @@ def _calls(choose: Callable[[argparse.Namespace], tuple[str, dict[str, object]]]
     )
 
 
-def _ask_all(arguments: argparse.Namespace, call: str, given: dict[str, object]) -> Report:
-    """Ask each bookie; one that does not answer is named, and keeps no other from being asked. The status is 1 then."""
+def _ask_all(
+    arguments: argparse.Namespace,
+    call: str,
+    given: dict[str, object],
+    lines_of: Callable[[Any], list[str]] | None = None,
+) -> Report:
+    """Call each bookie. The status is 1 if one has failed."""
+    answers, failed = ask_each(arguments.verb, control_files(arguments), lambda path: ask(path, call, given))
+    lines = (f"{name}: {line}" for name, answer in answers.items() for line in (lines_of or _lines)(answer))
+    return Report(answers, lines, int(bool(failed)))
+
+
+def ask_each(
+    verb: str, paths: Iterable[pathlib.Path], call: Callable[[pathlib.Path], tuple[str, Any]]
+) -> tuple[dict[str, Any], list[pathlib.Path]]:
+    """Call each bookie; one that does not answer or refuses is named, and keeps no other from being called.
+
+    Return the answers by bookie, and the paths of those that failed. Raises the first failure if all have failed.
+    """
     answers: dict[str, Any] = {}
-    silent: list[Unreachable] = []
-    for path in control_files(arguments):
+    failures: dict[pathlib.Path, UsageError] = {}
+    for path in paths:
         try:
-            name, answer = ask(path, call, given)
-        except Unreachable as error:
-            silent.append(error)
-        else:
-            answers[name] = answer
-    if silent and not answers:
-        raise silent[0]
-    for problem in silent:
-        print(f"bk bookie {arguments.verb}: {problem}", file=sys.stderr)
-    lines = (f"{name}: {line}" for name, answer in answers.items() for line in _lines(answer))
-    return Report(answers, lines, int(bool(silent)))
+            answers |= [call(path)]
+        except UsageError as error:
+            failures[path] = error
+    if failures and not answers:
+        raise next(iter(failures.values()))
+    for problem in failures.values():
+        print(f"bk bookie {verb}: {problem}", file=sys.stderr)
+    return answers, list(failures)
 
 
 def _collection(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:

@@ -10,7 +10,7 @@ from typing import Any
 from bookies.admin.shared.command_line import OneOf, Option, verb
 from bookies.admin.shared.common import OnBookie, size_text
 from bookies.admin.shared.report import Report
-from bookies.admin.verbs.control import CONTROLLED, ask, control_files
+from bookies.admin.verbs.control import CONTROLLED, ask, ask_each, control_files
 from bookies.units import duration_text
 
 POLL_S = 0.5
@@ -34,13 +34,12 @@ _COUNTS = {
 def _run(arguments: argparse.Namespace) -> Report | int:
     """Call each named bookie, wait with --wait, and return the answers."""
     paths = list(control_files(arguments))
-    answers: dict[str, Any] = {}
-    for path in paths:
-        for call, given in _calls(arguments):
-            answers |= [ask(path, call, given)]
+    answers, failed = ask_each(arguments.verb, paths, lambda path: _begin(arguments, path))
     if arguments.wait:
         try:
-            answers |= map(_wait, paths)
+            waited, lost = ask_each(arguments.verb, [path for path in paths if path not in failed], _wait)
+            answers |= waited
+            failed += lost
         except KeyboardInterrupt:
             print("\nthe scrub continues in the bookie; show its progress with: bk bookie scrub", file=sys.stderr)
             return 130
@@ -49,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> Report | int:
     return Report(
         answers,
         (f"{name}: {line}" for name, answer in answers.items() for line in lines_of(answer)),
-        1 if held or any(answer["damaged_entries"] for answer in answers.values()) else 0,
+        1 if held or failed or any(answer["damaged_entries"] for answer in answers.values()) else 0,
         [f"{name}: {why}" for name in held],
     )
 
@@ -61,6 +60,11 @@ def _calls(arguments: argparse.Namespace) -> list[tuple[str, dict[str, object]]]
     if arguments.now or not calls:
         calls.append(("scrub", {"now": arguments.now}))
     return calls
+
+
+def _begin(arguments: argparse.Namespace, path: Any) -> tuple[str, Any]:
+    """Make the calls of one bookie. Return its name and the last answer."""
+    return [ask(path, call, given) for call, given in _calls(arguments)][-1]
 
 
 def _is_held_up(answer: Any, is_wanted: bool) -> bool:

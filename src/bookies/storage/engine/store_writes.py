@@ -55,10 +55,11 @@ RefusedAdds = tuple[Adds, BookKeeperError]
 
 
 class _Source(Struct, frozen=True):
-    """Where adds come from. `done`: see `StoreWrites.add`."""
+    """Where adds come from. `accepted`, `done`: see `StoreWrites.add`."""
 
     master_key: bytes
     is_recovery: bool
+    accepted: Callable[[int], None]
     done: AddsDone
 
 
@@ -107,10 +108,11 @@ class StoreWrites(StoreAccess):
         """Store entries of one or more ledgers; return the stretches that are refused, with the reasons.
 
         `accepted(bytes)` is called at once for stretches that are not refused, later `done(part, None)` when they are
-        durable or `done(part, error)` for an error. Every stretch is returned or reported, once. An unknown ledger is
-        created with the key. A deferred sync is answered like any other add. Reasons: Unauthorized, LedgerFenced (never
-        for recovery), BookieReadOnly, InvalidArgument, DataUnknown, StorageError, BookieBusy (the cache is full and
-        flushes fail), LedgerUnchecked (never for recovery).
+        durable or `done(part, error)` for an error. Every stretch is returned or reported, once. Sealing a stretch that
+        has waited adds bytes: then `accepted` is called again, so that its sum is what is reported. An unknown ledger
+        is created with the key. A deferred sync is answered like any other add. Reasons: Unauthorized, LedgerFenced
+        (never for recovery), BookieReadOnly, InvalidArgument, DataUnknown, StorageError, BookieBusy (the cache is full
+        and flushes fail), LedgerUnchecked (never for recovery).
 
         Accepted stretches are stored together, also the first ones of new ledgers. Stretches whose ledgers have left
         memory wait until these are loaded, all at once, and are stored together then. The order within a ledger stays.
@@ -124,14 +126,14 @@ class StoreWrites(StoreAccess):
             return [(adds, error)]
         if not self.is_writable and not (is_recovery and self.takes_priority):
             return [(adds, BookieReadOnly(self.read_only_reason, ledger_id=adds.first_ledger_id))]
-        return self._add(adds, _Source(master_key, is_recovery, done), accepted)
+        return self._add(adds, _Source(master_key, is_recovery, accepted, done))
 
-    def _add(self, adds: Adds, source: _Source, accepted: Callable[[int], None]) -> list[RefusedAdds]:
+    def _add(self, adds: Adds, source: _Source) -> list[RefusedAdds]:
         """Do as `add` while the bookie takes them. Raises: StorageError."""
         parts = self._open()
         has_problem = bool(parts.checkpointer.flusher.problem)
         if has_problem and adds.stretch_count > 1:  # each one needs space in the cache
-            return [refusal for part in adds.parts() for refusal in self._add(part, source, accepted)]
+            return [refusal for part in adds.parts() for refusal in self._add(part, source)]
         ledgers: list[Ledger] = []
         refused: dict[int, BookKeeperError] = {}  # by number of the stretch
         held: list[int] = []  # numbers of stretches that wait for their ledger
@@ -160,14 +162,14 @@ class StoreWrites(StoreAccess):
                     continue
             ledgers.append(ledger)
         if len(ledgers) == adds.stretch_count:
-            self._store(parts, ledgers, adds, accepted, source.done)
+            self._store(parts, ledgers, adds, source)
             return []
         if ledgers:
             others = refused.keys() | held
             plain = adds.picked([number for number in range(adds.stretch_count) if number not in others])
-            self._store(parts, ledgers, plain, accepted, source.done)
+            self._store(parts, ledgers, plain, source)
         if held:
-            self._hold(adds.picked(held), source, accepted)
+            self._hold(adds.picked(held), source)
         return [(adds.picked((number,)), error) for number, error in refused.items()]
 
     def _admitted(self, parts: StorageParts, adds: Adds, number: int, source: _Source) -> Ledger | None:
@@ -192,7 +194,7 @@ class StoreWrites(StoreAccess):
             self._found_open.discard(ledger_id)
         return ledger
 
-    def _hold(self, adds: Adds, source: _Source, accepted: Callable[[int], None]) -> None:
+    def _hold(self, adds: Adds, source: _Source) -> None:
         """Let stretches wait for their ledgers: behind the calls that do, or for one load of all others."""
         behind: list[int] = []
         first: list[int] = []
@@ -205,11 +207,10 @@ class StoreWrites(StoreAccess):
         if first:
             part = adds.picked(first)
             self._start_load(dict.fromkeys(part.ledger_ids), partial(self._add_loaded, part, source))
-        accepted(adds.records.size)
+        source.accepted(adds.records.size)
 
     def _add_waiting(self, ledger_id: int, done: Done, part: Adds, source: _Source) -> None:
-        for _, error in self._add(part, source, _ignore_size):
-            done(error)
+        self._resume(part, source)
 
     def _add_loaded(self, adds: Adds, source: _Source, failures: Mapping[int, BookKeeperError]) -> None:
         """Store stretches whose ledgers were loaded, and refuse those whose ledgers were not."""
@@ -219,13 +220,17 @@ class StoreWrites(StoreAccess):
                 numbers.append(number)
             else:
                 source.done(adds.picked((number,)), failure)
-        if not numbers:
-            return
-        part = adds.picked(numbers)
+        if numbers:
+            self._resume(adds.picked(numbers), source)
+
+    def _resume(self, adds: Adds, source: _Source) -> None:
+        """Store stretches that have waited, and report those that are refused."""
         try:
-            refused = self._add(part, source, _ignore_size)
+            refused = self._add(adds, source)
         except StorageError as error:
-            refused = [(part, error)]
+            refused = [(adds, error)]
+        # They were counted as sent. Those that are stored have been counted again, as sealed: so they are reported.
+        source.accepted(sum(part.records.size for part, _ in refused) - adds.records.size)
         for refusal in refused:
             source.done(*refusal)
 
@@ -264,8 +269,7 @@ class StoreWrites(StoreAccess):
         parts: StorageParts,
         ledgers: Sequence[Ledger],
         adds: Adds,
-        accepted: Callable[[int], None],
-        done: AddsDone,
+        source: _Source,
     ) -> None:
         """Seal if the bookie does, insert into the cache, then queue for the journal. `ledgers`: one for each stretch.
 
@@ -288,14 +292,14 @@ class StoreWrites(StoreAccess):
             self._entry_size += size
         finally:  # all cached entries must be journaled, even after an exception
             if len(ledgers) == 1:
-                self._journal(ledgers[0], adds.records.tobytes(), size, partial(done, adds))
-                accepted(size)
+                self._journal(ledgers[0], adds.records.tobytes(), size, partial(source.done, adds))
+                source.accepted(size)
             else:
                 for journal, part, its_ledgers in _by_journal(parts.journals, adds, ledgers):
                     keys = _due_keys(its_ledgers)
                     buffers = (keys, part.records.data) if keys else (part.records.data,)
-                    journal.append(buffers, len(keys) + part.records.size, partial(done, part))
-                    accepted(part.records.size)
+                    journal.append(buffers, len(keys) + part.records.size, partial(source.done, part))
+                    source.accepted(part.records.size)
         parts.checkpointer.flusher.inserted()
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
@@ -398,10 +402,6 @@ class StoreWrites(StoreAccess):
         journal = self._journal_of(ledger.ledger_id)
         append = journal.append_patiently if is_patient else journal.append
         append((keys, record) if keys else (record,), len(keys) + size, done)
-
-
-def _ignore_size(size: int) -> None:
-    """Ignore the size of adds that was reported when they began to wait."""
 
 
 def _due_keys(ledgers: Sequence[Ledger]) -> bytes:

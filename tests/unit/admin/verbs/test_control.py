@@ -204,5 +204,16 @@ def test_a_bookie_that_does_not_run_keeps_no_other_from_being_asked(
     out, err = capsys.readouterr()
     assert json.loads(out) == {"b1": {"writable": True}}
     assert err.startswith("bk bookie space: bookie b0 does not run: ")
+    endpoint.answer = {"result": []}
+    assert main(["bookie", "orphans"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "b1: every ledger has a record\n"
+    assert err.startswith("bk bookie orphans: bookie b0 does not run: ")
+    scrub = {"is_running": False, "is_suspended": False, "damaged_entries": 0}
+    endpoint.answer = {"result": scrub}
+    assert main(["bookie", "scrub", "--now", "--wait", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"b1": scrub}
+    assert err.count("b0 does not run") == 1
     (tmp_path / "bk-data" / "b1" / "ledgers" / "control.json").unlink()
     assert main(["bookie", "space"]) == 2
