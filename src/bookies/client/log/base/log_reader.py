@@ -171,7 +171,7 @@ class LogSource:
                     await self._checked(self._open_extent(self._extent))
                 assert self._batches is not None
                 batch = await self._checked(anext(self._batches, None))
-            except _Compacted as compacted:
+            except _Rewritten as compacted:
                 self._extent = compacted.extent  # The same positions, in another ledger.
                 continue
             except _ReadToItsEnd as ended:
@@ -188,11 +188,12 @@ class LogSource:
                 self._next = Position(batch.ledger_id, batch.last_entry_id).next
                 return batch
             assert self._ledger is not None
-            end = self._ledger.last_add_confirmed if self._extent.last is None else self._extent.last
-            await self._let_go()
+            self._end = self._ledger.last_add_confirmed if self._extent.last is None else self._extent.last
+            self._batches = None
             if not self._is_whole:
+                self._end = None
+                await self._let_go()
                 return None
-            self._end = end
 
     # -- which ledger --------------------------------------------------------------------------------------------
     async def _begin(self) -> bool:
@@ -248,6 +249,7 @@ class LogSource:
         assert self._end is not None
         manifest = await self._refreshed()
         while (following := manifest.after(self._extent.seq)) is None:
+            await self._let_go()
             if not self._is_tail:
                 return False
             self._reader.check_open()
@@ -335,7 +337,7 @@ class LogSource:
         return await self._refreshed()
 
     async def _checked(self, reading: Awaitable[T]) -> T:
-        """Return the result of reading from a ledger that may have been truncated or compacted meanwhile."""
+        """Return the result of reading from a ledger that may have been truncated or replaced meanwhile."""
         try:
             return await reading
         except (LedgerNotFound, *NEGATIVE):
@@ -348,7 +350,7 @@ class LogSource:
             if not listed or (self._next is not None and self._next.entry_id < listed[0].first):
                 raise self._truncated(manifest) from None
             if listed[0].storage != self._extent.storage:
-                raise _Compacted(listed[0]) from None
+                raise _Rewritten(listed[0]) from None
             raise
 
     async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -370,8 +372,8 @@ class LogSource:
         )
 
 
-class _Compacted(Exception):
-    """The extent that is being read has another ledger."""
+class _Rewritten(Exception):
+    """The extent that is being read is stored in another ledger now."""
 
     def __init__(self, extent: Extent) -> None:
         super().__init__()
