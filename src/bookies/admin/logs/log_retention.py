@@ -243,8 +243,8 @@ VERBS = (
             "--rate BYTES", "bytes to read per second; each is read to copy and to check it (default: no limit)", float
         ),
         Option("--dry-run", "report what would be merged", bool),
-        description="Closed ledgers that follow each other are copied into one, which is read back and then takes their "
-        "place. Readers and leaders go on. Repeat the command after an interruption.",
+        description="Closed ledgers that follow each other are copied into one, which is read back and then takes "
+        "their place. Readers and leaders go on. Repeat the command after an interruption.",
     ),
     verb(
         "log history",

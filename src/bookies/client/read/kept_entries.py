@@ -12,7 +12,7 @@ from bookies.client.base import EntryBatch
 from bookies.client.base.iteration import Batches, BatchSource
 from bookies.client.read.reader import LedgerReader
 from bookies.protocol.log.kept import parse_kept, records_of, runs, span
-from bookies.protocol.log.log_model import Extent
+from bookies.protocol.log.log_model import Extent, Manifest
 
 
 async def extent_batches(ledger: LedgerReader, extent: Extent, first: int, last: int) -> Batches:
@@ -50,6 +50,51 @@ def named(batch: EntryBatch, kept: Sequence[int], ledger_id: int) -> Iterator[En
     for run in runs(kept, batch.first_entry_id, batch.last_entry_id + 1):
         part = batch.slice(run.start, run.stop - 1)
         yield EntryBatch(ledger_id, kept[run.start], part.data, part.starts, part.header_size)
+
+
+class ReadAhead:
+    """Entries of a ledger that extents share, read on from one extent to the next. `last`: the last one of them."""
+
+    def __init__(self, ledger: LedgerReader, first: int, last: int) -> None:
+        self.ledger_id = ledger.ledger_id
+        self.next = first
+        self._batches = ledger.read_batches(first, last)
+        self._rest: EntryBatch | None = None
+
+    def batches(self, extent: Extent, last: int) -> Batches:
+        """Return the entries of an extent from the next one on, up to its entry `last`."""
+        return Batches(_Named(Batches(_UpTo(self, (extent.shift or 0) + last)), extent, None))
+
+    async def next_batch(self, last: int) -> EntryBatch | None:
+        """Return the next entries, up to `last`; None: they were returned."""
+        if self.next > last:
+            return None
+        batch = await anext(self._batches) if self._rest is None else self._rest
+        is_whole = batch.last_entry_id <= last
+        self._rest = None if is_whole else batch.slice(last + 1, batch.last_entry_id)
+        part = batch if is_whole else batch.slice(batch.first_entry_id, last)
+        self.next = part.last_entry_id + 1
+        return part
+
+
+def shared_end(manifest: Manifest, extent: Extent) -> int:
+    """Return the last entry in the ledger that a rolled-up extent shares with those that follow it in the list."""
+    last = extent
+    for one in manifest.extents:
+        if one.seq > extent.seq:
+            if one.storage != extent.storage or one.kept is not None:
+                break
+            last = one
+    return stored_entries(last).stop - 1
+
+
+class _UpTo(BatchSource):
+    def __init__(self, ahead: ReadAhead, last: int) -> None:
+        self._ahead = ahead
+        self._last = last
+
+    async def next_batch(self) -> EntryBatch | None:
+        return await self._ahead.next_batch(self._last)
 
 
 class _Named(BatchSource):

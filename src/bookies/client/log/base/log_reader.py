@@ -21,7 +21,7 @@ from bookies.client.base.iteration import Batches
 from bookies.client.log.base.log_operations import LogContext, Patience
 from bookies.client.log.records.log_records import LogEntries
 from bookies.client.read import LedgerReader
-from bookies.client.read.kept_entries import extent_batches
+from bookies.client.read.kept_entries import ReadAhead, extent_batches, shared_end
 from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.log import Manifest, Position
@@ -146,6 +146,7 @@ class LogSource:
         self._is_whole = False  # whether the end of its readable part is its final end
         self._ledger: LedgerReader | None = None
         self._batches: Batches | None = None
+        self._ahead: ReadAhead | None = None  # in a ledger that extents share
         self._patience = Patience(parts.runtime)
         self._changed = asyncio.Event()  # the list changed, or the reader was closed
 
@@ -181,7 +182,7 @@ class LogSource:
                 if not self._is_tail:
                     raise
                 await self._patience.pause(error)
-                self._batches = None  # Begin again after the delivered entries.
+                self._batches = self._ahead = None  # Begin again after the delivered entries.
                 continue
             if batch is not None:
                 self._patience.reset()
@@ -301,7 +302,17 @@ class LogSource:
         if last is None:
             self._batches = ledger.tail(first).batches()
         else:
-            self._batches = await extent_batches(ledger, extent, first, last)
+            self._batches = await self._batches_of(ledger, extent, first, last)
+
+    async def _batches_of(self, ledger: LedgerReader, extent: Extent, first: int, last: int) -> Batches:
+        """Return the entries of an extent. Those of the following ones in the same ledger are read ahead with them."""
+        if extent.shift is None or extent.kept is not None or first > last:
+            return await extent_batches(ledger, extent, first, last)
+        start, ahead = extent.shift + first, self._ahead
+        if ahead is None or (ahead.ledger_id, ahead.next) != (ledger.ledger_id, start):
+            ahead = ReadAhead(ledger, start, shared_end(self._parts.records.current, extent))
+        self._ahead = ahead
+        return ahead.batches(extent, last)
 
     async def stop(self) -> None:
         """End the iteration with an error that the reader is closed."""
@@ -310,7 +321,7 @@ class LogSource:
             await self._ledger.close()
 
     async def _let_go(self) -> None:
-        ledger, self._ledger, self._batches = self._ledger, None, None
+        ledger, self._ledger, self._batches, self._ahead = self._ledger, None, None, None
         if ledger is not None:
             await ledger.close()
 
