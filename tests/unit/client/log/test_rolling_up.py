@@ -206,7 +206,7 @@ def test_ledgers_that_are_offloaded_stay() -> None:
     with_log(act)
 
 
-@pytest.mark.parametrize("step", range(0, 160, 4))
+@pytest.mark.parametrize("step", range(2, 42, 4))
 def test_a_roll_up_that_stops_anywhere_loses_nothing(step: int) -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         before = await content(log)
@@ -214,9 +214,11 @@ def test_a_roll_up_that_stops_anywhere_loses_nothing(step: int) -> None:
         work = asyncio.ensure_future(other.log("orders").roll_up(below=ONE * 4))
         for _ in range(step):
             await asyncio.sleep(0.0002)
+        await other.close()  # It can delete nothing any more, as if its process were killed.
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         assert await content(log) == before
+        assert await ledger_ids(client) - {*(await log.manifest()).storages} or step > 38
         await asyncio.sleep(120)
         async for _ in log.reap(orphan_grace=60):
             pass
