@@ -170,7 +170,7 @@ def test_small_ledgers_are_merged(uri: str, tmp_path: pathlib.Path) -> None:
     before = log(uri, "read", "small", "--json").rows()
     words = ("roll-up", "small", "--below", "1k")
     forecast = log(uri, *words, "--dry-run")
-    assert forecast.out == "would merge 4 of 4 ledgers of log small into 1, 20 B; the log has 1 ledgers then\n"
+    assert forecast.out == "would merge 4 of 4 ledgers of log small into 1, 20 B; ledgers afterwards: 1\n"
     facts = log(uri, *words, "--rate", "100000", "--json").json()
     assert (facts["merged"], facts["created"], facts["bytes"], facts["left"]) == (4, 1, 20, 1)
     assert log(uri, *words).out == "log small has no neighbouring closed ledgers below 1k to merge\n"

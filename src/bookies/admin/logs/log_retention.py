@@ -166,7 +166,7 @@ async def _roll_up(client: Client, arguments: argparse.Namespace) -> Report:
     action = "would merge" if arguments.dry_run else "merged"
     lines = [
         f"{action} {result.merged:,} of {result.ledgers:,} ledgers of log {name} into {result.runs:,}, "
-        f"{size_text(result.bytes)}; the log has {result.left:,} ledgers then"
+        f"{size_text(result.bytes)}; ledgers afterwards: {result.left:,}"
     ]
     if not result.runs:
         lines = [f"log {name} has no neighbouring closed ledgers below {arguments.below} to merge"]
