@@ -161,6 +161,7 @@ ABOUT_SEVERAL_MODULES = {
     "bookie/test_spans.py",
     "bookie/test_slow_peers.py",
     "client/log/test_compacting.py",
+    "client/log/test_rolling_up.py",
     "client/read/test_near_reads.py",
     "client/test_last_add_confirmed.py",
     "client/test_patience.py",

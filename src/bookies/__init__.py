@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from bookies.client.log.records.log_records import LogSets as LogSets
     from bookies.client.log.records.open_sets import SetAppend as SetAppend
     from bookies.client.log.retaining import LogCompaction as LogCompaction
+    from bookies.client.log.retaining import LogRollUp as LogRollUp
     from bookies.client.log.sequenced import Appended as Appended
     from bookies.client.log.sequenced import SequencedWriter as SequencedWriter
     from bookies.client.log.transaction import Reaped as Reaped
@@ -206,6 +207,7 @@ _LAZY = {
     "LedgerWriter": "bookies.client.write.writer",
     "Log": "bookies.client.log.log",
     "LogCompaction": "bookies.client.log.retaining",
+    "LogRollUp": "bookies.client.log.retaining",
     "LogConsumer": "bookies.client.log.consumers",
     "LogEntries": "bookies.client.log.records.log_records",
     "LogReader": "bookies.client.log.base.log_reader",
@@ -324,6 +326,7 @@ __all__ = [
     "LocalProtocolError",
     "Log",
     "LogCompaction",
+    "LogRollUp",
     "LogConsumer",
     "LogEnded",
     "LogEntries",

@@ -163,6 +163,27 @@ def test_times_and_retention(uri: str, tmp_path: pathlib.Path) -> None:
     assert "keeps all entries" in log(uri, "retention", "timed", "--off").out
 
 
+def test_small_ledgers_are_merged(uri: str, tmp_path: pathlib.Path) -> None:
+    log(uri, "create", "small", "--ensemble", 1)
+    for number in range(4):
+        append(uri, "small", tmp_path, [f"{number}", "more"])
+    before = log(uri, "read", "small", "--json").rows()
+    words = ("roll-up", "small", "--below", "1k")
+    forecast = log(uri, *words, "--dry-run")
+    assert forecast.out == "would merge 4 of 4 ledgers of log small into 1, 20 B; ledgers afterwards: 1\n"
+    facts = log(uri, *words, "--rate", "100000", "--json").json()
+    assert (facts["merged"], facts["created"], facts["bytes"], facts["left"]) == (4, 1, 20, 1)
+    assert log(uri, *words).out == "log small has no neighbouring closed ledgers below 1k to merge\n"
+    assert log(uri, "read", "small", "--json").rows() == before
+    [shared] = {extent["stored"] for extent in log(uri, "show", "small", "--json").json()["extents"]}
+    assert f"2 in ledger {shared}" in log(uri, "show", "small").out
+    cut = log(uri, "truncate", "small", "--before", before[2]["position"], "--dry-run")
+    assert "delete no ledger yet" in cut.out
+    for wrong, text in ((("--below", "x"), "--below x: must be"), (("--rate", "0"), "--rate 0: must be above 0")):
+        refused = log(uri, "roll-up", "small", *wrong)
+        assert (refused.status, text in refused.sentence) == (2, True)
+
+
 def test_a_tail_goes_on_from_leader_to_leader(uri: str, tmp_path: pathlib.Path) -> None:
     log(uri, "create", "live")
     append(uri, "live", tmp_path, ["before"])

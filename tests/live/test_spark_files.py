@@ -103,6 +103,9 @@ def test_records_with_keys_survive_parquet(
     rows = pq.read_table(tmp_path / "out", columns=["ledger_id", "entry_id", "offset"]).to_pydict().values()
     first, last = made.manifest().ledger_ids[:2]
     assert [*zip(*rows, strict=True)] == [(first, 2, 2), (last, 0, 3), (last, 1, 4), (last, 2, 5)]
+    assert made.roll_up().left == 1
+    exporting.job(spark, config(cluster, "keyed-rolled", source="keyed", to=str(tmp_path / "rolled")))
+    assert pq.read_table(tmp_path / "rolled") == pq.read_table(tmp_path / "out")
     store.log("keyed-copy").create(record_format="envelope")
     importing.job(spark, config(cluster, "keyed-back", files=[str(tmp_path / "out")], log="keyed-copy"))
     assert entries(store, "keyed-copy") == entries(store, "keyed")

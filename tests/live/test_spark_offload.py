@@ -151,12 +151,25 @@ def test_the_source_reads_both_tiers_alike(
             leader.roll()
     assert log.compact().removed == 53
     expected = rows("bookies", includeMetadata="true")
-    offload.job(spark, config(cluster, tmp_path / "cold", [*ledgers, *log.manifest().storages[:2]]))
+    small = store.log("small", password=PASSWORD)
+    small.create()
+    with small.lead() as leader:
+        for first in (0, 20, 40):
+            leader.append_many([b"%d" % number for number in range(first, first + 20)])
+            leader.roll()
+    assert small.roll_up().created == 1
+    cold = [*ledgers, *log.manifest().storages[:2], small.manifest().storages[0]]
+    offload.job(spark, config(cluster, tmp_path / "cold", cold))
     asked = {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "bookkeeper.passwordFile": password}
     asked |= {"assign": '{"logs": {"keyed": [0, 59]}}'}
     keyed = batch(asked | {"readTier": "bookies"})
     assert [row["offset"] for row in keyed] == list(range(53, 60))
     assert batch(asked | {"readTier": "offloaded"}) == keyed
+    asked |= {"assign": '{"logs": {"small": [15, 50]}}', "readTier": "offloaded"}
+    assert [(row["offset"], row["entry_id"], int(row["value"])) for row in batch(asked)] == [
+        (number, number % 20, number) for number in range(15, 51)
+    ]
+    assert log.roll_up().offloaded == 2
     assert rows("offloaded", includeMetadata="true") == expected
     assert rows("auto", includeMetadata="true", maxBytesPerPartition=1 << 20) == expected
     assert rows("offloaded", includeMetadata="true", maxRecordsPerPartition=7) == expected

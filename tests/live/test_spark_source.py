@@ -173,6 +173,8 @@ def test_all_ways_to_ask_for_a_time_agree(
             ([number for number in whole if number >= 3 * part], [number for number in whole if number < 3 * part])
             for part in range(4)
         )]  # fmt: skip
+    assert log.roll_up().left <= 2  # The extents share a ledger from now on.
+    assert _agreed(log, uri, gateway, times_ms[1]) == answers[2]
 
 
 def _agreed(log: Any, uri: dict[str, Any], gateway: Gateway, time_ms: int) -> tuple[list[int], list[int]]:
@@ -204,7 +206,7 @@ def lose(partition: Any) -> None:
         partition.part.ranges[index] = replace(each, metadata=each.metadata.replace(ensembles=ensembles))
 
 
-def test_a_compaction_between_two_batches_and_before_a_task(store: Any, uri: dict[str, Any]) -> None:
+def test_a_compaction_between_two_batches_and_before_a_task_and_a_roll_up(store: Any, uri: dict[str, Any]) -> None:
     """Positions and numbers of rows stay; a plan that names the replaced ledgers goes on in the others."""
     log = store.log("keyed")
     log.create(ensemble=2, record_format="envelope", compaction="key")
@@ -243,6 +245,8 @@ def test_a_compaction_between_two_batches_and_before_a_task(store: Any, uri: dic
         for partition in reader.partitions():
             lose(partition)
         assert sorted(rows_of(reader, reader.partitions()), key=lambda row: row["offset"]) == left
+        log.roll_up()
+        assert batch(options) == left
     log.truncate(bk.Position(ledgers[3], 8))
     with pytest.raises(BookKeeperError, match="entries 0 to 2 of ledger"):
         rows_of(reader, reader.partitions())

@@ -29,7 +29,7 @@ SWEPT_PROFILES = (
     *("advanced", "delayed", "reads", "foreign", "fragments", "logs", "many-ledgers"),
     *("limits", "checkpoints", "passwords", "health", "collecting", "recovery", "recovery-small"),
     *("emptied", "emptied-writers", "emptied-bookies", "transactions", "operations", "balance"),
-    *("retention", "turns", "numbers"),
+    *("retention", "rolled-up", "turns", "numbers"),
     *("hostile", "offloading", "lost-disks", "traced", "databases"),
 )
 

@@ -563,7 +563,7 @@ class LogMirror:
         """
         growing, copied, seen, behind = self._growing, None, None, 0
         for extent in self._source_list.extents:
-            if growing is not None and extent.storage == growing.record.ledger_id:
+            if growing is not None and extent.ledger_id == growing.record.ledger_id:
                 behind += growing.last + 1 - growing.next
                 seen = extent.ledger_id, growing.last + 1
                 copied = extent.ledger_id, growing.next

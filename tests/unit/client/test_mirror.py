@@ -502,14 +502,14 @@ def test_ranges_are_text() -> None:
 
 
 async def lived(source: Client, target: Client, rng: Random) -> LogMirror:
-    """Appends, new leaders, rolls, truncations, compactions, and processes of the mirror that stop anywhere."""
+    """Appends, leaders, rolls, truncations, compactions, roll-ups, and processes of the mirror that stop anywhere."""
     await new_log(source, record_format="envelope", compaction="key")
     log = source.log("orders")
     mirror = LogMirror(source, target, "orders")
     await mirror.begin()
     leader: Any = None
     for number in range(60):
-        choice = rng.choice(["append", "append", "step", "step", "crash", "truncate", "compact"])
+        choice = rng.choice(["append", "append", "step", "step", "crash", "truncate", "compact", "roll-up"])
         if choice == "append":
             records = [Record(b"%d-%d" % (number, each), key=b"%d" % rng.randrange(4)) for each in range(3)]
             if leader is None or rng.random() < 0.2:  # Another leader takes over.
@@ -530,6 +530,8 @@ async def lived(source: Client, target: Client, rng: Random) -> LogMirror:
             await log.truncate(rng.choice(listed[: len(listed) // 2 + 1])[0], force=True)
         elif choice == "compact":
             await log.compact()
+        elif choice == "roll-up":
+            await log.roll_up(below=rng.choice([500, 1 << 20]))
     return mirror
 
 

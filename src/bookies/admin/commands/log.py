@@ -277,6 +277,7 @@ def describe(name: str, manifest: Manifest, begun: Mapping[int, int] | None = No
                 "bytes": extent.bytes,
                 "stored": extent.storage,
                 "kept": extent.kept,
+                "shift": extent.shift,
                 "begun_ms": (begun or {}).get(extent.seq),
             }
             for extent in manifest.extents
@@ -318,9 +319,8 @@ def _parts(name: str, manifest: Manifest, begun: Mapping[int, int]) -> Iterator[
 def _entry_count(extent: Extent) -> str:
     if extent.last is None:
         return "-"
-    if extent.kept is not None:
-        return f"{extent.kept:,} in ledger {extent.stored}"
-    return f"{max(0, extent.last - extent.first + 1):,}"
+    count = max(0, extent.last - extent.first + 1) if extent.kept is None else extent.kept
+    return f"{count:,}" if extent.stored is None else f"{count:,} in ledger {extent.stored}"
 
 
 async def _reap(client: Client, arguments: argparse.Namespace) -> Report:
@@ -353,7 +353,9 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> Report | i
         target = manifest.find(before)
         if target is None:
             raise LogTruncated(f"position {before} is not in log {log.name}")
-        deleted = [extent.storage for extent in manifest.extents[:-2] if extent.seq < target.seq]
+        kept = [one for one in manifest.extents if one.seq >= target.seq] + [*manifest.extents[-2:]]
+        stay = {extent.storage for extent in kept}
+        deleted = [ledger_id for ledger_id in dict.fromkeys(manifest.storages) if ledger_id not in stay]
         action = f"delete ledgers {', '.join(map(str, deleted))}" if deleted else "delete no ledger yet"
         print(f"would let log {log.name} begin at {before}, and {action}")
         return 0
@@ -478,7 +480,6 @@ _NAMESPACE = Option(
     "or METADATA_URI#NAME without ZooKeeper",
 )
 _LOG = Option("log LOG", "name of the log")
-_PASSWORD = Option("--password", "password of the log's ledgers (default: empty)", default="")
 _DRY_RUN = Option("--dry-run", "report what would be deleted", bool)
 _FORMAT = Option(
     "--format",
@@ -521,7 +522,7 @@ VERBS = (
         _append_to_either,
         _LOG,
         _NAMESPACE,
-        _PASSWORD,
+        log_retention.PASSWORD,
         Option("--input FILE", "read from FILE instead of stdin"),
         Option(
             "--format",
@@ -546,7 +547,7 @@ VERBS = (
         _either(on_client(_read), "read"),
         _LOG,
         _NAMESPACE,
-        _PASSWORD,
+        log_retention.PASSWORD,
         OneOf(Option("--raw", "print no line end after each entry: --format raw", bool), _FORMAT),
         OneOf(_start("the beginning"), SINCE),
         UNTIL,
@@ -558,7 +559,7 @@ VERBS = (
         _either(on_client(_tail), "tail"),
         _LOG,
         _NAMESPACE,
-        _PASSWORD,
+        log_retention.PASSWORD,
         _FORMAT,
         OneOf(_start("the next entry"), SINCE),
     ),
@@ -569,7 +570,7 @@ VERBS = (
         _either(on_client(_truncate), "truncate"),
         _LOG,
         _NAMESPACE,
-        _PASSWORD,
+        log_retention.PASSWORD,
         Option("--before POSITION", "LEDGER:ENTRY, the first entry to keep", is_required=True),
         _DRY_RUN,
         Option("--force", "truncate even if a cursor is before the position", bool),
@@ -580,7 +581,7 @@ VERBS = (
         "bk log cursors orders",
         on_client(_cursors),
         _LOG,
-        _PASSWORD,
+        log_retention.PASSWORD,
         Option("--move NAME=POSITION", "set a cursor to an entry; create it if it does not exist"),
         Option("--delete NAME", "delete a cursor: truncation no longer respects it"),
     ),
@@ -593,7 +594,7 @@ VERBS = (
         _recover,
         _LOG,
         _NAMESPACE,
-        _PASSWORD,
+        log_retention.PASSWORD,
         Option("--skip-damaged", "end the log before damaged entries, whose records are lost", bool),
     ),
     verb(
@@ -602,7 +603,7 @@ VERBS = (
         "bk log reap orders --dry-run",
         on_client(_reap),
         _LOG,
-        _PASSWORD,
+        log_retention.PASSWORD,
         _DRY_RUN,
         Option("--app", "reap only transactions of this application (txnAppId)"),
         Option(
@@ -637,7 +638,7 @@ VERBS = (
         _either(on_client(_delete), "delete"),
         _LOG,
         _NAMESPACE,
-        _PASSWORD,
+        log_retention.PASSWORD,
         Option("--yes", "delete without confirmation", bool),
         _DRY_RUN,
     ),

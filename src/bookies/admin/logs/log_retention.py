@@ -1,4 +1,4 @@
-"""`bk log retention`, `history` and `compact`: which entries a log keeps, and what was removed."""
+"""`bk log retention`, `history`, `compact` and `roll-up`: which entries a log keeps, and in which ledgers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from bookies.admin.shared.command_line import OneOf, Option, verb
-from bookies.admin.shared.common import on_client, on_session, size_text, time_text
+from bookies.admin.shared.command_line import OneOf, Option, check_rate, verb
+from bookies.admin.shared.common import Progress, on_client, on_session, size_text, time_text
 from bookies.admin.shared.report import Report, Table
 from bookies.admin.shared.times import seconds_of
 from bookies.admin.shared.usage import UsageError
@@ -65,10 +65,10 @@ async def _is_applied(session: Session) -> bool:
     return await session.client.election(HOUSEKEEPING).leader() is not None
 
 
-def _size(text: str) -> int:
+def _size(option: str, text: str) -> int:
     size = parse_size(text)
     if size is None:
-        raise UsageError(f"--size {text}: must be a number of bytes such as 500m or 100GiB")
+        raise UsageError(f"{option} {text}: must be a number of bytes such as 500m or 100GiB")
     return size
 
 
@@ -149,17 +149,48 @@ async def _compact(client: Client, arguments: argparse.Namespace) -> Report:
     return Report({"log": arguments.log, "dry_run": arguments.dry_run, **to_builtins(result)}, [text])
 
 
+async def _roll_up(client: Client, arguments: argparse.Namespace) -> Report:
+    check_rate(arguments)
+    log = client.log(arguments.log, password=arguments.password.encode())
+    progress = Progress("bytes", None, quiet=arguments.json)
+    try:
+        result = await log.roll_up(
+            below=_size("--below", arguments.below),
+            rate=arguments.rate,
+            dry_run=arguments.dry_run,
+            progress=lambda done, total: progress.update(done, f"of {size_text(total)}"),
+        )
+    finally:
+        progress.clear()
+    name = arguments.log
+    action = "would merge" if arguments.dry_run else "merged"
+    lines = [
+        f"{action} {result.merged:,} of {result.ledgers:,} ledgers of log {name} into {result.runs:,}, "
+        f"{size_text(result.bytes)}; ledgers afterwards: {result.left:,}"
+    ]
+    if not result.runs:
+        lines = [f"log {name} has no neighbouring closed ledgers below {arguments.below} to merge"]
+    if result.offloaded:
+        remedy = "`bk spark restore` brings them back to bookies"
+        lines.append(
+            f"{result.offloaded:,} small ledgers stay, because each is offloaded to files of its own: {remedy}"
+        )
+    facts = {"log": name, "dry_run": arguments.dry_run, **to_builtins(result), "left": result.left}
+    return Report(facts, lines)
+
+
 def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the limits that options name."""
     return {
         "age": None if arguments.age is None else seconds_of("--age", arguments.age),
-        "size": None if arguments.size is None else _size(arguments.size),
+        "size": None if arguments.size is None else _size("--size", arguments.size),
         "rows": arguments.rows,
         "cursor_age": None if arguments.cursor_age is None else seconds_of("--cursor-age", arguments.cursor_age),
     }
 
 
 _LOG = Option("log LOG", "name of the log")
+PASSWORD = Option("--password", "password of the log's ledgers (default: empty)", default="")
 LIMITS = (
     Option("--age DURATION", "keep entries for this time, such as 7d"),
     Option("--size BYTES", "keep this number of payload bytes, such as 100GiB"),
@@ -188,7 +219,7 @@ VERBS = (
         "bk log compact accounts --dry-run",
         on_client(_compact),
         _LOG,
-        Option("--password", "password of the log's ledgers (default: empty)", default=""),
+        PASSWORD,
         Option(
             "--tombstone-age DURATION",
             "time for which the last record of a key stays if it has no value (default 1d)",
@@ -197,6 +228,23 @@ VERBS = (
         Option("--dry-run", "report what would be removed", bool),
         description="Closed ledgers are written again without superseded records. Positions do not change, and readers "
         "and leaders go on.",
+    ),
+    verb(
+        "log roll-up",
+        "merge the small ledgers of a log into large ones; entries and positions do not change",
+        "bk log roll-up orders --dry-run",
+        on_client(_roll_up),
+        _LOG,
+        Option(
+            "--below BYTES", "merge ledgers with less payload, into ones with at least that (64MiB)", default="64MiB"
+        ),
+        PASSWORD,
+        Option(
+            "--rate BYTES", "bytes to read per second; each is read to copy and to check it (default: no limit)", float
+        ),
+        Option("--dry-run", "report what would be merged", bool),
+        description="Closed ledgers that follow each other are copied into one, which is read back and then takes "
+        "their place. Readers and leaders go on. Repeat the command after an interruption.",
     ),
     verb(
         "log history",

@@ -220,7 +220,7 @@ async def lists_of_logs(driver: MetadataDriver, result: CheckResult) -> dict[str
     for name in await driver.record_names(LOGS):
         log = name.removeprefix(LOGS)
         try:
-            lists[log] = (await LogStore(driver, log).read())[0].storages
+            lists[log] = list(dict.fromkeys((await LogStore(driver, log).read())[0].storages))
         except RecordNotFound:
             continue  # Deleted meanwhile.
         except NotSupported as error:

@@ -34,8 +34,8 @@ COMMANDS = {
     ),
     "log": (
         "bookies.admin.commands.log",
-        "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, compact, mirror, recover, "
-        "reap, show, list, delete",
+        "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, compact, roll-up, "
+        "mirror, recover, reap, show, list, delete",
     ),
     "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (

@@ -25,16 +25,20 @@ class LogStore:
         self._log = log
         self._driver = driver
         self._extents: dict[str, tuple[Extent, ...]] = {}
+        self._last: tuple[bytes, Manifest] | None = None  # the head read last, and the whole list
 
     async def read(self) -> tuple[Manifest, int]:
         """Return the whole list and the version of its head. Raises `RecordNotFound`, `MetadataCorrupt`."""
         missing = 0
         while True:
             data, version = await self._driver.read_record(self.record)
+            if self._last is not None and data == self._last[0]:
+                return self._last[1], version
             head = parse_manifest(self._log, data)
             lost = await self._load(head)
             if not lost:
-                return joined(head, self._extents), version
+                self._last = data, joined(head, self._extents)
+                return self._last[1], version
             if missing == version:
                 raise MetadataCorrupt(f"segment {lost} of log {self._log} is lost")
             missing = version  # The head may have changed since. If it has not, the segment is lost.

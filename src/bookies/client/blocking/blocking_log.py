@@ -283,6 +283,7 @@ class Log(Blocking[asynchronous.Log]):
     schemas = waits(asynchronous.Log.schemas)
     add_schema = waits(asynchronous.Log.add_schema)
     compact = waits(asynchronous.Log.compact)
+    roll_up = waits(asynchronous.Log.roll_up)
     consumer = opens(asynchronous.Log.consumer, LogConsumer)
     consumers = waits(asynchronous.Log.consumers)
     lag = waits(asynchronous.Log.lag)

@@ -40,7 +40,14 @@ from bookies.client.log.log_appends import Pace
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.record_writer import RecordLogWriter
 from bookies.client.log.records.open_sets import LINGER_S
-from bookies.client.log.retaining import Compactor, LogCompaction, LogRetention, policy_of
+from bookies.client.log.retaining import (
+    Compactor,
+    LogCompaction,
+    LogRetention,
+    LogRollUp,
+    RollUpProgress,
+    policy_of,
+)
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.log.set_writer import SetLogWriter
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
@@ -80,6 +87,7 @@ from bookies.protocol.log.member import Member
 from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision, retention_fields
 from bookies.protocol.log.sequences import CURSOR as SEQUENCES_CURSOR
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.payloads.schemas import Check, LogSchema, LogSchemas, schemas_of, with_schema
 from bookies.runtime.ports import Runtime
 
@@ -436,6 +444,29 @@ class Log:
         is_dry = switch("dry_run", dry_run)
         async with TimeLimit(timeout, f"compact log {self.name}"):
             return await (await compactor_of(self, tombstone_age)).run(is_dry=is_dry)
+
+    async def roll_up(
+        self,
+        *,
+        below: int = 64 << 20,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: RollUpProgress | None = None,
+        timeout: float | None = None,
+    ) -> LogRollUp:
+        """Merge neighbouring closed ledgers with less than `below` payload bytes into ledgers with at least that many.
+
+        Entries, their positions and their times do not change. Readers, leaders and consumers go on. Each new ledger is
+        read back before one swap of the list puts it in place of those that it merges. `rate`: bytes a second that are
+        read. `dry_run`: change nothing. `progress`: is called with the payload bytes that are written, and those of the
+        whole work. `timeout`: seconds. It may be interrupted at any time; repeat it for the rest. Ledgers that are
+        offloaded stay. Raises `InvalidArgument`, `LogInUse` (another process rewrites the log), `LogTruncated`,
+        `LogFenced` (the log is held), `LogNotFound`, `DigestMismatch` (a copy is wrong; the log is unchanged), and the
+        errors of reading and appending.
+        """
+        below, is_dry = whole_number("below", below, 1), switch("dry_run", dry_run)
+        async with TimeLimit(timeout, f"roll up log {self.name}"):
+            return await (await compactor_of(self)).roll_up(below, RateLimit(rate), is_dry=is_dry, progress=progress)
 
     # -- schemas -------------------------------------------------------------------------------------------------
     async def schemas(self, *, timeout: float | None = None) -> LogSchemas:

@@ -1,4 +1,4 @@
-"""Retention and compaction of one log, carried out.
+"""Retention, compaction and roll-up of one log, carried out.
 
 A removal of retention is one transaction: the swap of the list, the check of the cursors, and the row of the history.
 So each removal is in the history, and a consumer that moves its cursor meanwhile is never overtaken. See
@@ -8,13 +8,19 @@ A compaction scans, rewrites and swaps. The new ledgers of at most `SWAP_EXTENTS
 and sealed before one swap lists them. A compaction that stops in between leaves up to that number of ledgers, which
 `Log.reap` deletes after a day. The replaced ledgers are deleted as those of a truncation. Two compactions at a time do
 no harm: the first swap of an extent counts. See `protocol/log/compaction.py`.
+
+A roll-up does the same with one new ledger at a time. It copies entries unchanged, and reads the copy back before the
+swap.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -25,11 +31,15 @@ from bookies.client.base.iteration import Batches
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.log.base.cursor_store import HISTORY
 from bookies.client.log.base.log_operations import LogContext, discard, sweep
-from bookies.client.log.base.seeking import points_of
-from bookies.client.read.kept_entries import extent_batches
+from bookies.client.log.base.seeking import created_ms_of, points_of
+from bookies.client.log.transaction import read_ledgers
+from bookies.client.read.kept_entries import extent_batches, stored_entries
+from bookies.client.read.offloaded import content_of
+from bookies.client.write import LedgerWriter
 from bookies.errors import (
     BookKeeperError,
     CursorBehind,
+    DigestMismatch,
     InvalidArgument,
     LedgerNotFound,
     LogInUse,
@@ -39,16 +49,20 @@ from bookies.errors import (
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import LedgerAt, LedgerDeletion, RecordAt, RecordWrite, Step
 from bookies.model import BookieId
+from bookies.protocol.ledger.offload import Content, offload_of
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.compaction import (
     KEYS_MAX,
     KeyScan,
     Rewritten,
     check_compaction,
+    check_rewritable,
     compactable,
     compacted,
     expired_ordinal,
+    merged_runs,
     ordinals,
+    small_ledgers,
 )
 from bookies.protocol.log.kept import pack_kept
 from bookies.protocol.log.log_model import Extent, truncated
@@ -65,6 +79,7 @@ from bookies.protocol.log.retention import (
     retention_of,
 )
 from bookies.protocol.log.transaction import Origin, labels_of
+from bookies.protocol.pacing import RateLimit
 
 SWAP_EXTENTS = 32  # whose new ledgers wait for one swap
 APP = "bk-compaction"  # application in the labels of new ledgers
@@ -180,9 +195,7 @@ class LogRetention:
             if extent.seq not in ends and index + 2 < len(manifest.extents):
                 # A leader creates the next but one ledger after the end of this one.
                 later = manifest.extents[index + 2]
-                if later.stored is not None:
-                    continue  # Its first ledger is deleted, with the time of its creation.
-                created_ms = (await self._parts.client.metadata(later.ledger_id)).ctime_ms
+                created_ms = await created_ms_of(self._parts, later)
                 if created_ms is not None and later.txn is None:
                     ends[extent.seq] = created_ms
             if ends.get(extent.seq, now_ms) >= now_ms - min(ages):
@@ -207,6 +220,27 @@ class LogCompaction(Struct, frozen=True):
     passes: int
 
 
+class LogRollUp(Struct, frozen=True):
+    """Result of a roll-up, or with `dry_run` its forecast.
+
+    `ledgers`: that held the entries of the log before. `merged`: those of them that new ones replace. `runs`: the new
+    ones to be written. `created`: those that were. `bytes`: payload of the merged ones. `offloaded`: small ledgers that
+    stay, because their copy is in files of their own.
+    """
+
+    ledgers: int
+    merged: int
+    runs: int
+    created: int
+    bytes: int
+    offloaded: int
+
+    @property
+    def left(self) -> int:
+        """Return how many ledgers hold the entries of the log afterwards, if all are merged."""
+        return self.ledgers - self.merged + self.runs
+
+
 class CompactionBasis(NamedTuple):
     """Closed extents that a compaction scans, their ordinals, and the ordinal before which tombstones may go."""
 
@@ -215,6 +249,7 @@ class CompactionBasis(NamedTuple):
     expired: int
 
 
+RollUpProgress = Callable[[int, int], None]  # payload bytes written, and of all
 Moved = Callable[[int, Sequence[BookieId], int], Awaitable[None]]
 
 
@@ -231,10 +266,9 @@ class Compactor:
 
     async def run(self, *, is_dry: bool = False) -> LogCompaction:
         """Compact the log. Raises `InvalidArgument`, `LogFenced`, `LogTruncated`, and the errors of reading."""
-        manifest = self._parts.records.current
         extents, starts, expired = await self.basis()
         scan = KeyScan(starts[-1], expired, self._keys_max)
-        try:
+        async with self._as_listed():
             entries, size = await self._scan(scan, extents, starts)
             changed = [extent for extent in extents if any(_flags(scan, extent, starts))]
             replaced: list[int] = []
@@ -245,14 +279,52 @@ class Compactor:
                     part = changed[at : at + SWAP_EXTENTS]
                     written = [await self.written(extent, _flags(scan, extent, starts)) for extent in part]
                     replaced += await self.swap(written)
+        return LogCompaction(entries, size, scan.entries_removed, scan.bytes_removed, tuple(replaced), scan.passes)
+
+    async def roll_up(
+        self, below: int, pace: RateLimit, *, is_dry: bool = False, progress: RollUpProgress | None = None
+    ) -> LogRollUp:
+        """Merge small ledgers. See `Log.roll_up`. Raises as `run` does, and `DigestMismatch`."""
+        manifest = self._parts.records.current
+        check_rewritable(self._parts.records.name, manifest)
+        extents = compactable(manifest)
+        small = [unit[0].storage for unit in small_ledgers(extents, below)]
+        records = await read_ledgers(self._driver, list(dict.fromkeys(small)))
+        offloaded = [one for one, record in records.items() if record is not None and offload_of(record.metadata)]
+        runs = merged_runs(extents, below, offloaded)
+        merged = dict.fromkeys(extent.storage for run in runs for extent in run)
+        size = sum(extent.bytes or 0 for run in runs for extent in run)
+        result = LogRollUp(len({*manifest.storages}), len(merged), len(runs), 0, size, len(offloaded))
+        if is_dry:
+            return result
+        done = 0
+
+        async def moved(read: int, _: Sequence[BookieId], copied: int) -> None:
+            nonlocal done
+            done += copied
+            if progress is not None:
+                progress(done, size)
+            await asyncio.sleep(pace.charge(read, asyncio.get_running_loop().time()))
+
+        async with self._as_listed():
+            for run in runs:
+                await self.swap(await self._merged(run, moved))
+                result = replace(result, created=result.created + 1)
+        return result
+
+    @asynccontextmanager
+    async def _as_listed(self) -> AsyncIterator[None]:
+        """Report a missing ledger that left the list meanwhile as such. Raises `LogTruncated`."""
+        manifest = self._parts.records.current
+        try:
+            yield
         except LedgerNotFound as error:
             if (await self._parts.records.refresh()).storages == manifest.storages:
                 raise
             raise LogTruncated(
                 f"log {self._parts.records.name} was truncated or compacted meanwhile: the part that was swapped "
-                "before is compacted; repeat the compaction for the rest"
+                "before is done; repeat it for the rest"
             ) from error
-        return LogCompaction(entries, size, scan.entries_removed, scan.bytes_removed, tuple(replaced), scan.passes)
 
     async def basis(self) -> CompactionBasis:
         """Return what there is to scan. Raises `InvalidArgument`, `LogFenced`, `MetadataError`."""
@@ -295,21 +367,22 @@ class Compactor:
         Raises `LogInUse`: another process has changed one of them, so this one and the following are not swapped.
         """
         swapped = await self._swap(rewritten)  # If it fails, `Log.reap` finds the new ledgers that are not listed.
-        unlisted = [change for change in rewritten if change.ledger_id not in swapped.storages]
         # A repetition of a job may list one as well: its record goes only if the list is still the one without it.
         seen = RecordAt(self._parts.records.record, self._parts.records.version)
-        for change in unlisted:
+        for ledger_id in dict.fromkeys(change.ledger_id for change in rewritten):
+            if ledger_id in swapped.storages:
+                continue
             with contextlib.suppress(BookKeeperError):
-                version = (await self._driver.read_ledger(change.ledger_id)).version
-                await self._driver.transact([seen, LedgerDeletion(change.ledger_id, version)])
+                version = (await self._driver.read_ledger(ledger_id)).version
+                await self._driver.transact([seen, LedgerDeletion(ledger_id, version)])
         await sweep(self._parts)
-        listed = {extent.seq for extent in swapped.extents}
-        if any(change.basis.seq in listed for change in unlisted):
+        listed = {extent.seq: extent.storage for extent in swapped.extents}
+        if any(listed.get(change.basis.seq, change.ledger_id) != change.ledger_id for change in rewritten):
             raise LogInUse(
                 f"log {self._parts.records.name} was compacted by another process, or held, meanwhile: this one has "
                 "stopped before that part; repeat it"
             )
-        return [change.basis.storage for change in rewritten if change not in unlisted]
+        return [change.basis.storage for change in rewritten if change.basis.seq in listed]
 
     async def written(self, extent: Extent, goes: Sequence[int], moved: Moved | None = None) -> Rewritten:
         """Write and close the ledger of what stays of an extent. `goes`: 1 for each entry that does not.
@@ -317,6 +390,68 @@ class Compactor:
         `moved`: is awaited after each batch, with the bytes read, the bookies of the new ledger, and the bytes of all
         copies written to them.
         """
+        last = extent.last
+        assert last is not None
+        ids: list[int] = []
+        size = 0
+        async with self._new_ledger(extent) as writer:
+            async with self._parts.client.open(extent.storage, password=self._parts.password) as ledger:
+                async for batch in await extent_batches(ledger, extent, extent.first, last):
+                    rows = zip(batch.entry_ids, batch.payloads(), strict=True)
+                    kept = [(entry_id, entry) for entry_id, entry in rows if not goes[entry_id - extent.first]]
+                    kept_size = sum(len(entry) for _, entry in kept)
+                    if kept:
+                        await writer.append_many([entry for _, entry in kept])
+                        ids += [entry_id for entry_id, _ in kept]
+                        size += kept_size
+                    if moved is not None:
+                        record = writer.metadata
+                        await moved(batch.size, record.last_ensemble, kept_size * record.write_quorum)
+            for entry in pack_kept(ids):
+                await writer.append(entry)
+            await writer.seal()
+        return Rewritten(extent, writer.ledger_id, len(ids), size, None, ledger.metadata.ctime_ms)
+
+    async def _merged(self, run: Sequence[Extent], moved: Moved) -> list[Rewritten]:
+        """Write, close and verify the ledger of several extents. `moved`: of payload bytes, once each when written."""
+        merged: list[Rewritten] = []
+        content = Content()
+        async with self._new_ledger(run[0]) as writer:
+            for storage, unit in groupby(run, key=lambda extent: extent.storage):
+                async with self._parts.client.open(storage, password=self._parts.password) as ledger:
+                    for extent in unit:
+                        shift, stored = content.rows, stored_entries(extent)
+                        place = writer.ledger_id, extent.kept, extent.bytes, shift
+                        merged.append(Rewritten(extent, *place, ledger.metadata.ctime_ms))
+                        if not stored:
+                            continue
+                        async for batch in ledger.read_batches(stored.start, stored.stop - 1):
+                            payloads = batch.payloads()
+                            await writer.push_many(payloads)
+                            content = _extended(content, payloads)
+                            await moved(batch.size, writer.metadata.last_ensemble, sum(map(len, payloads)))
+            await writer.seal()
+            await self._verify(writer.ledger_id, content, moved)
+        return merged
+
+    async def _verify(self, ledger_id: int, content: Content, moved: Moved) -> None:
+        """Read a copy back. `content`: of what was read to write it. Raises `DigestMismatch`."""
+        stored = Content()
+        async with self._parts.client.open(ledger_id, password=self._parts.password) as ledger:
+            if content.rows:
+                async for batch in ledger.read_batches():
+                    stored = stored.joined(content_of(batch))
+                    await moved(batch.size, ledger.metadata.last_ensemble, 0)
+            if (ledger.last_add_confirmed, ledger.length) != (content.rows - 1, content.size) or stored != content:
+                raise DigestMismatch(
+                    f"the copy of entries of log {self._parts.records.name} differs from what was read, so the log is "
+                    "unchanged: check the memory of this machine and the bookies, and repeat the roll-up",
+                    ledger_id=ledger_id,
+                )
+
+    @asynccontextmanager
+    async def _new_ledger(self, extent: Extent) -> AsyncIterator[LedgerWriter]:
+        """Create a ledger for the entries of an extent, or of several. After an error it is deleted."""
         name, like = self._parts.records.name, self._parts.records.current
         now_ms = self._parts.runtime.clock.wall_ms()
         attempt = f"{self._parts.runtime.random.getrandbits(64):016x}"
@@ -328,37 +463,21 @@ class Compactor:
             password=self._parts.password,
             labels=labels_of(Origin(APP, now_ms, "", extent.seq, attempt), name, like.token, now_ms),
         )
-        ids: list[int] = []
-        size = 0
         try:
-            async with self.opened(extent) as batches:
-                async for batch in batches:
-                    rows = zip(batch.entry_ids, batch.payloads(), strict=True)
-                    kept = [(entry_id, entry) for entry_id, entry in rows if not goes[entry_id - extent.first]]
-                    kept_size = sum(len(entry) for _, entry in kept)
-                    if kept:
-                        await writer.append_many([entry for _, entry in kept])
-                        ids += [entry_id for entry_id, _ in kept]
-                        size += kept_size
-                    if moved is not None:
-                        await moved(batch.size, writer.metadata.last_ensemble, kept_size * like.write_quorum)
-            for record in pack_kept(ids):
-                await writer.append(record)
-            await writer.seal()
+            yield writer
         except BaseException:
             await discard(self._parts, writer)
             raise
-        return Rewritten(extent, writer.ledger_id, len(ids), size)
 
     async def _swap(self, rewritten: Sequence[Rewritten]) -> Manifest:
         """Replace the ledgers of extents in the list, as long as the new ones exist and are closed."""
 
         async def conditions(current: Manifest) -> list[LedgerAt]:
             steps = []
-            for change in rewritten:
+            for ledger_id in dict.fromkeys(change.ledger_id for change in rewritten):
                 # It was closed here. A server of the store that lags behind has another version, and the swap repeats.
-                record = await self._driver.read_ledger(change.ledger_id)
-                steps.append(LedgerAt(change.ledger_id, record.version))
+                record = await self._driver.read_ledger(ledger_id)
+                steps.append(LedgerAt(ledger_id, record.version))
             return steps
 
         return await self._parts.records.update(lambda current: compacted(current, rewritten), conditions)
@@ -369,3 +488,9 @@ def _flags(scan: KeyScan, extent: Extent, starts: Mapping[int, int]) -> Sequence
     assert extent.last is not None
     start = starts[extent.seq]
     return scan.goes(start, start + max(0, extent.last - extent.first + 1))
+
+
+def _extended(content: Content, payloads: Sequence[bytes]) -> Content:
+    """Return the content of a ledger with these entries appended."""
+    ends = [*accumulate(map(len, payloads), initial=content.size)][1:]
+    return content.extended(b"".join(payloads), struct.pack(f"<{len(ends)}q", *ends))

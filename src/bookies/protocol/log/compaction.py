@@ -1,4 +1,4 @@
-"""Compaction of a log by key: which entries go, and the change of the list. Pure.
+"""Compaction of a log by key, and roll-up of small ledgers: what goes where, and the change of the list. Pure.
 
 The last record of each key stays, and so does every record without a key and every entry that is no record. A record
 without a value is a tombstone: the last one of its key goes when its extent has ended long enough ago and no earlier
@@ -18,14 +18,17 @@ Four rules keep the log right for everyone:
 The table of keys is bounded. When it is full, the keys are divided by their digests, and the log is read once for each
 part. Marks of an earlier pass stay.
 
-Source: docs/explanation/logs.md, "Compaction".
+A roll-up removes no entry. It copies neighbouring extents into one ledger, one after the other, and the same swap lists
+that as the storage of all of them. The *shift* of an extent is the number of entries before its own there.
+
+Source: docs/explanation/logs.md, "Compaction", "Roll-up".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -38,6 +41,7 @@ from bookies.protocol.log.sequences import number_of
 
 KEYS_MAX = 1_000_000  # in the table at a time: about 200 MiB
 DIGEST_SIZE = 16
+MERGE_MAX = 2048  # extents of a new ledger: the record notes the ledgers that it replaces
 
 
 class Part(NamedTuple):
@@ -138,12 +142,17 @@ def _is_in(part: Part, digest: bytes) -> bool:
 
 
 class Rewritten(Struct, frozen=True):
-    """Extent whose kept entries are in another ledger. `basis`: as it was read. `size`: payload bytes of the kept."""
+    """Extent whose entries are in another ledger.
+
+    `basis`: as it was read. `kept`, `size`, `shift`: see `Extent`. `created_ms`: of the ledger that held it until now.
+    """
 
     basis: Extent
     ledger_id: int
-    kept: int
-    size: int
+    kept: int | None
+    size: int | None
+    shift: int | None = None
+    created_ms: int | None = None
 
 
 def check_compaction(log: str, manifest: Manifest) -> None:
@@ -153,8 +162,13 @@ def check_compaction(log: str, manifest: Manifest) -> None:
             f'log {log} keeps all records of a key: only a log that was created with compaction="{COMPACT_BY_KEY}" can '
             "be compacted"
         )
+    check_rewritable(log, manifest)
+
+
+def check_rewritable(log: str, manifest: Manifest) -> None:
+    """Check that ledgers of a log may be replaced. Raises `LogFenced`."""
     if manifest.held or manifest.is_deleting:
-        raise LogFenced(f"log {log} is not compacted: {manifest.held or 'it is being deleted'}")
+        raise LogFenced(f"log {log} is not rewritten: {manifest.held or 'it is being deleted'}")
 
 
 def compactable(manifest: Manifest) -> list[Extent]:
@@ -188,6 +202,7 @@ def compacted(manifest: Manifest, rewritten: Sequence[Rewritten]) -> Manifest | 
     Extents may have been truncated meanwhile, in part or as a whole. A segment with a changed extent is written again.
     """
     new = {change.basis.seq: change for change in rewritten}
+    is_rolled_up = manifest.is_rolled_up or any(change.shift is not None for change in rewritten)
     extents, replaced = [], []
     for extent in manifest.extents:
         change = new.get(extent.seq)
@@ -195,11 +210,22 @@ def compacted(manifest: Manifest, rewritten: Sequence[Rewritten]) -> Manifest | 
             new, change = {}, None
         if change is not None and extent.storage == change.basis.storage:
             replaced.append(extent)
-            extent = replace(extent, stored=change.ledger_id, kept=change.kept, bytes=change.size)
+            created_ms = (
+                change.created_ms if extent.stored is None and extent.committed_ms is None else extent.created_ms
+            )
+            extent = replace(
+                extent,
+                stored=change.ledger_id,
+                kept=change.kept,
+                shift=change.shift,
+                bytes=change.size,
+                created_ms=created_ms,
+            )
         extents.append(extent)
     if not replaced or manifest.held or manifest.is_deleting:
         return None
     seqs = [extent.seq for extent in replaced]
+    listed = {extent.storage for extent in extents}
     segments = [
         segment._replace(extent_count=0)
         if any(segment.first_seq <= seq <= segment.last_seq for seq in seqs)
@@ -210,5 +236,61 @@ def compacted(manifest: Manifest, rewritten: Sequence[Rewritten]) -> Manifest | 
         manifest,
         extents=tuple(extents),
         segments=tuple(segments),
-        deleting=(*manifest.deleting, *dict.fromkeys(extent.storage for extent in replaced)),
+        deleting=(*manifest.deleting, *dict.fromkeys(one.storage for one in replaced if one.storage not in listed)),
+        is_rolled_up=is_rolled_up,
     )
+
+
+# -- roll-up ---------------------------------------------------------------------------------------------------------
+
+
+def small_ledgers(extents: Iterable[Extent], below: int) -> list[list[Extent]]:
+    """Return the extents of each ledger that holds less than `below` payload bytes of a log, in order.
+
+    What extents that are not listed any more have left in a ledger does not count.
+    """
+    return [unit for unit in _units(extents) if _size(unit) < below]
+
+
+def merged_runs(extents: Iterable[Extent], below: int, left_out: Collection[int]) -> list[list[Extent]]:
+    """Return the extents of each new ledger: those of two neighbouring small ledgers or more.
+
+    A new ledger ends as soon as it has `below` bytes, so it is never small again. The last one of a run has less, and
+    does not take in the oldest ledgers that are larger than all after them together. So an entry is copied few times,
+    however often a roll-up is repeated. `left_out`: ledgers that stay.
+    """
+    runs: list[list[list[Extent]]] = [[]]
+    size = count = 0
+    for unit in _units(extents):
+        is_small = _size(unit) < below and unit[0].storage not in left_out
+        if not is_small or count + len(unit) > MERGE_MAX:
+            runs.append([])
+            size = count = 0
+        if is_small:
+            runs[-1].append(unit)
+            size, count = size + _size(unit), count + len(unit)
+            if size >= below:
+                runs.append([])
+                size = count = 0
+    worthwhile = [_worthwhile(run, below) for run in runs]
+    return [[extent for unit in run for extent in unit] for run in worthwhile if len(run) > 1]
+
+
+def _worthwhile(run: list[list[Extent]], below: int) -> list[list[Extent]]:
+    rest = sum(map(_size, run))
+    if rest >= below:
+        return run
+    for index, unit in enumerate(run):
+        rest -= _size(unit)
+        if _size(unit) <= rest:
+            return run[index:]
+    return []
+
+
+def _units(extents: Iterable[Extent]) -> list[list[Extent]]:
+    """Return neighbouring extents of one ledger together."""
+    return [list(unit) for _, unit in groupby(extents, key=lambda extent: extent.storage)]
+
+
+def _size(unit: Iterable[Extent]) -> int:
+    return sum(extent.bytes or 0 for extent in unit)

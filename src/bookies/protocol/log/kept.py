@@ -50,6 +50,11 @@ def parse_kept(ledger_id: int, records: Iterable[bytes], count: int) -> Sequence
     return ids
 
 
+def records_of(count: int) -> int:
+    """Return the number of records with the ids of `count` entries."""
+    return max(1, -(-count // IDS_MAX))
+
+
 def span(ids: Sequence[int], first: int, last: int) -> range:
     """Return which entries of the compacted ledger have ids from `first` to `last`."""
     return range(bisect_left(ids, first), bisect_right(ids, last))

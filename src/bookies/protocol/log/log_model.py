@@ -15,8 +15,8 @@ facts: a ledger has one writer, which can be fenced, and the list has one next v
 * Truncation. First a swap removes extents from the list and adds their ledgers to `deleting`; then the ledgers are
   deleted; then `deleting` is cleared. A crash in between leaves the pending deletions on record, and a list never names
   a deleted ledger. A listed ledger that is missing was lost; one that is not listed was truncated.
-* Compaction (`protocol/log/compaction.py`). One swap names other ledgers as the storage of closed extents, and adds the
-  ledgers that they replace to `deleting`. Positions do not change.
+* Compaction and roll-up (`protocol/log/compaction.py`). One swap names other ledgers as the storage of closed extents,
+  and adds the ledgers that they replace to `deleting`. Positions do not change.
 
 Every change here is a function from the list that was read to the list to write, or None when the change has been made
 already. So a swap whose reply was lost needs no special case. The caller reads again: its own ledger is in the list, or
@@ -46,6 +46,7 @@ FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
 # A log that an earlier version would misread: of record sets, or whose extents may be stored in other ledgers.
 FORMAT_GUARDED = 3
+FORMAT_ROLLED_UP = 4  # of one whose extents may share a ledger
 COMPACT_BY_KEY = "key"
 # An entry is the bare value, a record with key, headers and time, or a set of such records.
 RAW, ENVELOPE, SETS = "raw", "envelope", "sets"
@@ -134,8 +135,10 @@ class Extent(Struct, frozen=True):
     rows, bytes: entries and payload when it was closed.
     txn: the transaction that appended it.
     committed_ms: wall time of its commit.
-    stored: the ledger that holds what a compaction has left of it; None: its own. Positions have `ledger_id`.
-    kept: entries in that ledger, which are followed by their ids: see `protocol/log/kept.py`.
+    stored: the ledger that holds its entries after a compaction or roll-up; None: its own. Positions have `ledger_id`.
+    kept: entries that a compaction has left, which are followed by their ids there (`protocol/log/kept.py`); None: all.
+    shift: entries of other extents before its own in `stored`, after a roll-up.
+    created_ms: wall time at which its own ledger was created, if `stored` replaces it and `committed_ms` is unknown.
     extra: fields that this version does not know.
     """
 
@@ -149,6 +152,8 @@ class Extent(Struct, frozen=True):
     committed_ms: int | None = None
     stored: int | None = None
     kept: int | None = None
+    shift: int | None = None
+    created_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -198,6 +203,7 @@ class Manifest(Struct, frozen=True):
     txns: application -> its last transaction, see `protocol/log/transaction.py`.
     retention: which entries may be removed, see `protocol/log/retention.py`.
     compaction: how the log may be compacted, `COMPACT_BY_KEY` or "".
+    is_rolled_up: whether extents may share a ledger.
     """
 
     token: str
@@ -218,6 +224,7 @@ class Manifest(Struct, frozen=True):
     txns: Mapping[str, Any] = field(default_factory=dict)
     retention: Mapping[str, Any] = field(default_factory=dict)
     compaction: str = ""
+    is_rolled_up: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -513,10 +520,12 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
         new = kept[old.seq]
         if new.ledger_id != old.ledger_id or new.first < old.first or old.last not in (None, new.last):
             return f"extent {old.seq} was changed"
-        if new.storage != old.storage and (old.last is None or new.kept is None or not before.compaction):
-            return f"extent {old.seq} was compacted, which is not allowed"
+        is_rolled_up = new.shift is not None and new.kept == old.kept and after.is_rolled_up
+        is_compacted = new.shift is None and new.kept is not None and bool(before.compaction)
+        if new.storage != old.storage and (old.last is None or not (is_compacted or is_rolled_up)):
+            return f"extent {old.seq} was rewritten, which is not allowed"
         if old.storage not in (*after.deleting, *after.storages):
-            return f"extent {old.seq} was compacted, and nothing says that ledger {old.storage} has to be deleted"
+            return f"extent {old.seq} was rewritten, and nothing says that ledger {old.storage} has to be deleted"
     added = [extent for extent in after.extents if extent.seq >= before.next_seq]
     if len(added) + len(stays) != len(after.extents):
         return "an extent came back"
@@ -554,7 +563,8 @@ def check_log_name(name: str, noun: str = "log") -> str:
 
 
 _EXTENT_FIELDS = {"seq": "seq", "ledger": "ledger_id", "first": "first", "last": "last", "at": "committed_ms"} | {
-    name: name for name in ("rows", "bytes", "txn", "stored", "kept")
+    **{name: name for name in ("rows", "bytes", "txn", "stored", "kept", "shift")},
+    "created": "created_ms",
 }
 _FIELDS = frozenset(
     (
@@ -577,11 +587,14 @@ _FIELDS = frozenset(
         "segments",
         "retention",
         "compaction",
+        "rolled_up",
     )
 )
 
 
 def _format_of(manifest: Manifest) -> int:
+    if manifest.is_rolled_up:
+        return FORMAT_ROLLED_UP
     if manifest.record_format == SETS or manifest.compaction:
         return FORMAT_GUARDED
     return FORMAT_SEGMENTED if manifest.segments else FORMAT
@@ -616,6 +629,8 @@ def pack_manifest(manifest: Manifest) -> bytes:
         content["retention"] = dict(manifest.retention)
     if manifest.compaction:
         content["compaction"] = manifest.compaction
+    if manifest.is_rolled_up:
+        content["rolled_up"] = True
     return json.dumps(content | dict(manifest.extra), separators=(",", ":")).encode()
 
 
@@ -626,9 +641,9 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
     """
     try:
         content = parse_json(data)
-        if content["format"] > FORMAT_GUARDED:
+        if content["format"] > FORMAT_ROLLED_UP:
             raise NotSupported(
-                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_GUARDED}"
+                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_ROLLED_UP}"
             )
         return Manifest(
             token=str(content["token"]),
@@ -649,6 +664,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             txns=dict(content["txns"]),
             retention=dict(content.get("retention", {})),
             compaction=str(content.get("compaction", "")),
+            is_rolled_up=bool(content.get("rolled_up")),
             extra={key: value for key, value in content.items() if key not in _FIELDS},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -54,7 +54,8 @@ def copied(
 ) -> Manifest | None:
     """Return the list of the log in the target; None: it is so already, or the cut-over is done.
 
-    ids: ledger id in the source -> id of its copy in the target.
+    ids: ledger id in the source -> id of its copy in the target. For a ledger that shares its copy with others since a
+        roll-up in the source, and was not copied before: an id that positions in the target name.
     token: token of a log that is new in the target.
     The list ends before the first extent that is open or whose ledger was not copied. Rows, extents and transactions
     keep their numbers. Raises `LogExists` if the target has a log of this name that is no copy.
@@ -63,7 +64,7 @@ def copied(
         raise LogExists("the target has a log of this name that is no copy of it: delete or rename one of them")
     if target is not None and target.extra.get(CUT_OVER):
         return None
-    # A position names the first copy of its extent, also after a compaction.
+    # A position names the first copy of its extent, also after a compaction or a roll-up.
     names = {extent.seq: extent.ledger_id for extent in target.extents} if target is not None else {}
     extents = []
     for extent in source.extents:
@@ -73,7 +74,8 @@ def copied(
         if extent.stored is None:
             extents.append(replace(extent, ledger_id=own))
         else:
-            extents.append(replace(extent, ledger_id=names.get(extent.seq, own), stored=own))
+            name = names.get(extent.seq, ids.get(extent.ledger_id, own))
+            extents.append(replace(extent, ledger_id=name, stored=own))
     is_complete = is_cut_over and len(extents) == len(source.extents) and bool(source.held)
     extra = {name: value for name, value in source.extra.items() if name not in (HELD, FROM, CUT_OVER)} | {FROM: origin}
     extra |= {CUT_OVER: True} if is_complete else {HELD: f"it is being migrated from {origin}"}
@@ -106,14 +108,21 @@ def at_once(source: Manifest, target: Manifest, ids: Mapping[int, int]) -> dict[
     """Return the part of `ids` that one swap of the list may add: from the source's first extent on, without a gap."""
     listed = {*target.storages}
     part: dict[int, int] = {}
-    new = 0
+    new = set[int]()
     for extent in source.extents:
         copy = ids.get(extent.storage)
-        new += copy is not None and copy not in listed
-        if copy is None or new > SWAP_MAX:
+        new |= {copy} - listed if copy is not None else set()
+        if copy is None or len(new) > SWAP_MAX:
             break
-        part[extent.storage] = copy
+        part |= {ledger_id: ids[ledger_id] for ledger_id in (extent.storage, extent.ledger_id) if ledger_id in ids}
     return part
+
+
+def unnamed(source: Manifest, target: Manifest, ids: Mapping[int, int]) -> list[int]:
+    """Return the ledgers of rolled-up extents for which positions in the target have no id yet."""
+    names = {extent.seq for extent in target.extents}
+    shared = [extent for extent in source.extents if extent.shift is not None and extent.seq not in names]
+    return [extent.ledger_id for extent in shared if extent.ledger_id not in ids]
 
 
 def held(source: Manifest, target: str) -> Manifest | None:

@@ -116,7 +116,7 @@ def decide(
         now_ms,
         Position(first.ledger_id, first.first),
         tuple(reason for reason, number in wanted.items() if number),
-        tuple(extent.storage for extent in gone),
+        tuple(dict.fromkeys(extent.storage for extent in gone)),
         sum(map(_rows, gone)),
         sum(extent.bytes or 0 for extent in gone),
         tuple(sorted(cursor.name for cursor in stale if needed[cursor.name] < count)),

@@ -23,15 +23,17 @@ from bookies.spark.base.offsets import At, Key
 
 
 class Stored(Struct, frozen=True):
-    """Ledger that holds what a compaction has left of an extent.
+    """Ledger that holds the entries of an extent since a compaction or a roll-up.
 
-    These are `kept` entries, with `size` bytes of payload, of as many as `ids`. Their ids are assumed to be even.
+    These are `kept` entries (None: all), with `size` bytes of payload, of as many as `ids`. Their ids are assumed to be
+    even. `shift`: entries of other extents before them.
     """
 
     ledger_id: int
-    kept: int
+    kept: int | None
     size: int
     ids: int
+    shift: int = 0
 
     def size_of(self, count: int) -> int:
         """Return the estimated payload bytes of `count` ids."""
@@ -39,21 +41,23 @@ class Stored(Struct, frozen=True):
 
     def kept_of(self, count: int) -> int:
         """Return the estimated entries of `count` ids."""
-        return self.kept * count // max(1, self.ids)
+        return count if self.kept is None else self.kept * count // max(1, self.ids)
 
 
 def stored_of(extent: Extent) -> Stored | None:
-    """Return the ledger that holds what a compaction has left of an extent, if one has."""
-    if extent.kept is None or extent.last is None:
+    """Return the ledger that holds an extent since a compaction or a roll-up; None: its own."""
+    if extent.stored is None or extent.last is None:
         return None
-    return Stored(extent.storage, extent.kept, extent.bytes or 0, extent.last - extent.first + 1)
+    ids = extent.last + 1 if extent.kept is None else extent.last - extent.first + 1
+    return Stored(extent.stored, extent.kept, extent.bytes or 0, ids, extent.shift or 0)
 
 
 class Piece(Struct, frozen=True):
     """Entries first..last of a ledger (`last` may be `first` - 1). `row`: number of the first entry's row.
 
     `is_complete`: no entry will follow in this ledger. `size`: payload bytes of entries 0..last, None: unknown.
-    `stored`: of a compacted extent, which has only some of these entries; their numbers and positions do not change.
+    `stored`: of an extent that was compacted, which has only some of these entries, or rolled up. Numbers and positions
+    do not change.
     """
 
     seq: int
@@ -264,9 +268,12 @@ class Extents(Struct, frozen=True):
     def _compaction_of(self, start: int, end: int) -> str:
         """Return a text that changes if a compaction removes any of these rows; empty before the first one."""
         stored = [
-            (piece.seq, piece.stored.ledger_id)
+            (piece.seq, piece.stored.kept)
             for piece in self.pieces
-            if piece.stored is not None and piece.row < end and piece.row + piece.count > start
+            if piece.stored is not None
+            and piece.stored.kept is not None
+            and piece.row < end
+            and piece.row + piece.count > start
         ]
         return hashlib.sha256(repr(stored).encode()).hexdigest()[:16] if stored else ""
 

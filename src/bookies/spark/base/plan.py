@@ -29,9 +29,9 @@ class Range(Struct, frozen=True):
 
     `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger without a log.
     `replica`: the position in the ensemble to read from, -1: any. `is_offloaded`: read from the ledger's offloaded
-    copy. `segment`: of a log of DistributedLog. `named`, `kept`: of a compacted extent, for which `metadata` is the
-    ledger with some of its entries, under other ids: the ledger that positions name, and how many these are. `ids`:
-    theirs, in a task.
+    copy. `segment`: of a log of DistributedLog. `named`, `kept`, `shift`: of an extent that was compacted or rolled
+    up, for which `metadata` is the ledger with its entries, under other ids: the ledger that positions name, how many
+    a compaction has left, and how many entries of other extents are before them. `ids`: of those left, in a task.
     """
 
     metadata: LedgerMetadata
@@ -48,6 +48,7 @@ class Range(Struct, frozen=True):
     segment: Segment | None = None
     named: int | None = None
     kept: int | None = None
+    shift: int = 0
     ids: Sequence[int] | None = None
 
     @property
@@ -270,10 +271,10 @@ def bookies_of(partition: Sequence[Range], addresses: Mapping[str, Address]) -> 
         bookie: addresses[bookie]
         for entry_range in partition
         if not entry_range.is_offloaded
-        # The ids of a compacted extent do not tell which fragments of its ledger hold the entries.
+        # The ids of a rewritten extent do not tell which fragments of its ledger hold the entries.
         for bookie in (
             entry_range.metadata.ensemble_at(entry_range.first)
-            if entry_range.kept is None
+            if entry_range.named is None
             else entry_range.metadata.bookies
         )
         if bookie in addresses

@@ -172,7 +172,7 @@ def items_of(piece: Piece, to: str, file_format: str, size_max: int) -> list[Ite
         row = None if piece.row is None else piece.row + first - piece.first
         arguments = {"ledger": piece.ledger_id, "first": first, "last": last, "row": row, "to": to, "file": name}
         if stored is not None:
-            arguments |= {"stored": stored.ledger_id, "kept": stored.kept}
+            arguments |= {"stored": stored.ledger_id, "kept": stored.kept, "shift": stored.shift}
         # After a compaction a repeated run exports the extent again: the tombstones of its records may be gone.
         storage = piece.ledger_id if stored is None else stored.ledger_id
         items.append(Item(f"{piece.seq}:{storage}:{first}:{last}", piece.size // parts, (), json.dumps(arguments)))
@@ -195,8 +195,8 @@ class Export(Struct, frozen=True):
             record = await tools.client.metadata(arguments.get("stored", arguments["ledger"]))
             async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
                 stored, ids = range(arguments["first"], arguments["last"] + 1), None
-                if "kept" in arguments:
-                    ids = await read_kept(reader, arguments["kept"])
+                if (kept := arguments.get("kept")) is not None:
+                    ids = await read_kept(reader, kept, arguments["shift"])
                     stored = span(ids, stored.start, stored.stop - 1)
                 if self.is_dry:
                     return Outcome(common.DONE, {"entries": len(stored), "bytes": item.size})
@@ -219,8 +219,9 @@ class Export(Struct, frozen=True):
         writer = await files.run(FileWriter, arguments, self.kind, self.is_envelope)
         try:
             if stored:
-                async for batch in reader.read_batches(stored.start, stored.stop - 1):
-                    own = batch.entry_ids
+                shift = arguments.get("shift", 0)
+                async for batch in reader.read_batches(shift + stored.start, shift + stored.stop - 1):
+                    own = range(batch.first_entry_id - shift, batch.last_entry_id - shift + 1)
                     await files.run(writer.append, batch, own if ids is None else ids[own.start : own.stop])
                     await tools.spent(reader.metadata.ensemble_at(batch.first_entry_id), batch.size)
             return Outcome(common.DONE, await files.run(writer.finish))

@@ -40,7 +40,7 @@ from bookies.metadata.interface.driver import LedgerAt
 from bookies.model import LedgerMetadata
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.log_model import LedgerEnd, ended, pack_manifest
-from bookies.protocol.log.migration import FROM, at_once, copied, log_origin, origin_of
+from bookies.protocol.log.migration import FROM, at_once, copied, log_origin, origin_of, unnamed
 from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, copying, ledger_selection
@@ -277,10 +277,10 @@ async def _swapped(
     async def conditions(current: Manifest) -> list[LedgerAt]:
         """Return conditions that every newly listed copy exists: one may have been deleted since it was written."""
         changed = change(current)
-        listed = {*current.ledger_ids}
-        new = [copy_id for copy_id in changed.ledger_ids if copy_id not in listed] if changed is not None else []
+        listed = {*current.storages}
+        new = [copy_id for copy_id in changed.storages if copy_id not in listed] if changed is not None else []
         steps = []
-        for ledger_id, record in (await read_ledgers(parts.driver, new)).items():
+        for ledger_id, record in (await read_ledgers(parts.driver, list(dict.fromkeys(new)))).items():
             label = origin_of(cluster, sources[ledger_id]).encode()
             if record is None or record.metadata.custom_metadata.get(FROM) != label or not record.metadata.is_closed:
                 raise LedgerNotFound(
@@ -297,6 +297,7 @@ async def _swapped(
         with contextlib.suppress(RecordExists):  # Created by another run; `copied` refuses another log's.
             await parts.driver.create_record(LOGS + name, pack_manifest(new))
     manifest = await records.refresh()
+    ids = {**ids} | {one: await parts.driver.next_ledger_id() for one in unnamed(source, manifest, ids)}
     while change(manifest) is not None:
         manifest = await records.update(change, conditions)
     return manifest

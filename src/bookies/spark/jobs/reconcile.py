@@ -136,7 +136,7 @@ def _unknown_bookies(tables: Mapping[str, Any]) -> list[Finding]:
 
 
 def _lost(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
-    named = tables["manifests"].select("log", "seq", "ledger_id")
+    named = tables["manifests"].select("log", "ledger_id").distinct()
     lost: list[dict[str, Any]] = named.join(tables["ledgers"], "ledger_id", "left_anti").toArrow().to_pylist()
     return lost
 
@@ -147,7 +147,7 @@ def _lost(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
 def lost_items(suspects: Iterable[dict[str, Any]]) -> list[Item]:
     """Return an item for each log that named a missing ledger, because the tables were not read at one moment."""
     return [
-        Item(f"log:{row['log']}:{row['seq']}", 0, (), json.dumps({"log": row["log"], "ledger": row["ledger_id"]}))
+        Item(f"log:{row['log']}:{row['ledger_id']}", 0, (), json.dumps({"log": row["log"], "ledger": row["ledger_id"]}))
         for row in suspects
     ]
 
@@ -185,9 +185,10 @@ async def _check_log(tools: Tools, name: str, ledger_id: int) -> Outcome:
         return Outcome(common.GONE, {})
     if ledger_id not in manifest.storages or await _exists(tools, ledger_id):
         return Outcome(common.DONE, {})
-    position = manifest.storages.index(ledger_id)
-    explanation = f"extent {position + 1} of {len(manifest.extents)}; readers of the log fail there"
-    rows = manifest.extents[position].rows or 0
+    lost = [place for place, storage in enumerate(manifest.storages, 1) if storage == ledger_id]
+    extents = f"extent {lost[0]}" if len(lost) == 1 else f"{len(lost):,} extents from {lost[0]} on,"
+    explanation = f"{extents} of {len(manifest.extents)}; readers of the log fail there"
+    rows = sum(manifest.extents[place - 1].rows or 0 for place in lost)
     return Outcome(common.DONE, {"found": [(MISSING_LEDGER, ledger_id, name, "", rows, explanation)]})
 
 

@@ -225,9 +225,9 @@ def _log_row(name: str, source: Manifest, restored: Manifest, omitted: Mapping[i
     last = restored.extents[-1].seq if restored.extents else -1
     missing = [extent for extent in source.extents if extent.seq not in listed]
     texts = []
-    if before := [extent.storage for extent in missing if extent.seq < last]:
+    if before := list(dict.fromkeys(extent.storage for extent in missing if extent.seq < last)):
         texts.append(f"begins after {counted_names(before, 'ledger')}, which the backup lacks")
-    if after := [extent.storage for extent in missing if extent.seq > last]:
+    if after := list(dict.fromkeys(extent.storage for extent in missing if extent.seq > last)):
         reason = omitted.get(after[0], "it was created after the run had begun, or deleted")
         texts.append(f"ends at {end_of(restored) or 'its beginning'}, before ledger {after[0]} ({reason})")
         if len(after) > 1:

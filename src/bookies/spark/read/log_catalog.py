@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from bookies.client.base.keys import keys_of
+from bookies.client.read.kept_entries import read_kept
 from bookies.client.read.offloaded import OffloadedFiles
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, TRUNCATED
 from bookies.errors import (
@@ -27,7 +28,7 @@ from bookies.errors import (
     ReadFailed,
 )
 from bookies.protocol.ledger.offload import offload_of
-from bookies.protocol.log.kept import parse_kept, span
+from bookies.protocol.log.kept import span
 from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import plan, runtime, selection
 from bookies.spark.base.extents import Extents, Piece, stored_of
@@ -66,7 +67,8 @@ class LogCatalog:
         self._groups: dict[int, Sequence[Group]] = {}  # of offloaded ledgers
         self._ended: dict[int, LedgerMetadata] = {}  # closed ledgers, whose end cannot change
         self._readers: dict[int, LedgerReader] = {}
-        self._kept: tuple[int, Sequence[int]] = (-1, ())  # the compacted ledger read last, and the ids in it
+        # The ids of the compacted extent read last, and its ledger and place there.
+        self._kept: tuple[tuple[int, int], Sequence[int]] = (-1, 0), ()
         self._logs: dict[str, LogReader] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -222,7 +224,7 @@ class LogCatalog:
     async def length(self, run: Piece, entry_id: int) -> int:
         """Return the payload bytes of the ledger up to and including an entry; an estimate if that cannot be read.
 
-        Of a compacted extent those of the run, always estimated.
+        Of a compacted or rolled up extent those of the run, always estimated.
         """
         if run.stored is not None:
             return run.stored.size_of(entry_id - run.first + 1)
@@ -297,7 +299,12 @@ class LogCatalog:
             if run.stored is not None:
                 size = cost_of(run, curve)
                 whole = replace(
-                    whole, size=size, named=run.ledger_id, kept=run.stored.kept, is_offloaded=groups is not None
+                    whole,
+                    size=size,
+                    named=run.ledger_id,
+                    kept=run.stored.kept,
+                    shift=run.stored.shift,
+                    is_offloaded=groups is not None,
                 )
                 parts = plan.even_parts(run.first, run.last, min(run.count, max(1, -(-size // size_max))))
                 return [whole.part(*part) for part in parts]
@@ -316,23 +323,21 @@ class LogCatalog:
 
         Those of a compacted extent are looked up.
         """
-        if run.stored is None:
-            return range(run.first, run.last + 1), range(run.first, run.last + 1)
-        if run.stored.kept == 0:
+        shift, kept = (0, None) if run.stored is None else (run.stored.shift, run.stored.kept)
+        if kept is None:
+            return range(shift + run.first, shift + run.last + 1), range(run.first, run.last + 1)
+        if kept == 0:
             return range(0), ()
-        ledger_id, ids = self._kept
-        if ledger_id != run.storage:
-            reader, records = await self._reader(run.storage), []
-            async for batch in reader.read_batches(run.stored.kept):
-                records += batch.payloads()
-            ids = parse_kept(run.storage, records, run.stored.kept)
-            self._kept = run.storage, ids
+        place, ids = self._kept
+        if place != (run.storage, shift):
+            ids = await read_kept(await self._reader(run.storage), kept, shift)
+            self._kept = (run.storage, shift), ids
         within = span(ids, run.first, run.last)
-        return within, ids[within.start : within.stop]
+        return range(shift + within.start, shift + within.stop), ids[within.start : within.stop]
 
     async def count(self, run: Piece) -> int:
         """Return how many entries a run has."""
-        if run.stored is None:
+        if run.stored is None or run.stored.kept is None:
             return run.count
         # An extent that was truncated after its compaction still counts the entries before its beginning.
         is_whole = run.first == 0 and run.count == run.stored.ids

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.errors import BookieTimeout, BookKeeperError, LedgerNotFound, LogNotFound, LogTruncated
-from bookies.protocol.log.kept import parse_kept, span
+from bookies.protocol.log.kept import parse_kept, records_of, span
 from bookies.spark.base import arrow, plan, runtime
 from bookies.spark.base.counters import TaskCounts
 from bookies.spark.base.plan import Gap, Part, Range
@@ -159,11 +159,14 @@ class RowReader(Struct, frozen=True):
     async def _opened(
         self, worker: runtime.Worker, pool: Any, entry_range: Range, counts: TaskCounts
     ) -> tuple[Range, range]:
-        """Return the range, of a compacted extent with its ids, and its entries in the ledger that holds them."""
+        """Return the range, of a compacted extent with its ids, and its entries in the ledger that holds them.
+
+        They count from the first one that the extent has there.
+        """
         if entry_range.kept is None:
             return entry_range, range(entry_range.first, entry_range.last + 1)
         ledger, records = entry_range.metadata, []
-        behind = range(entry_range.kept, ledger.last_entry_id + 1)
+        behind = range(entry_range.kept, entry_range.kept + records_of(entry_range.kept))
         async for batch in self._entries(worker, pool, entry_range, behind, counts):
             records += batch.payloads()
         ids = parse_kept(ledger.ledger_id, records, entry_range.kept)
@@ -191,6 +194,7 @@ class RowReader(Struct, frozen=True):
                     metadata=await client.metadata(extent.storage),
                     named=extent.ledger_id,
                     kept=extent.kept,
+                    shift=extent.shift or 0,
                     replica=-1,
                     is_offloaded=False,
                 )
@@ -199,13 +203,22 @@ class RowReader(Struct, frozen=True):
     async def _entries(
         self, worker: runtime.Worker, pool: Any, entry_range: Range, stored: range, counts: TaskCounts
     ) -> AsyncGenerator[EntryBatch, None]:
-        """Yield entries of the ledger that holds a range. `stored`: their ids there."""
+        """Yield entries of the ledger that holds a range. `stored`: see `_opened`."""
         if not stored:
             return
+        shift = entry_range.shift
+        held = range(stored.start + shift, stored.stop + shift)
         if entry_range.is_offloaded:
-            async for part in _offloaded(worker, entry_range.metadata, stored):
-                yield part
-            return
+            batches = _offloaded(worker, entry_range.metadata, held)
+        else:
+            batches = self._of_bookies(worker, pool, entry_range, held, counts)
+        async for batch in batches:
+            yield replace(batch, first_entry_id=batch.first_entry_id - shift) if shift else batch
+
+    async def _of_bookies(
+        self, worker: runtime.Worker, pool: Any, entry_range: Range, stored: range, counts: TaskCounts
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield entries of the ledger that holds a range. `stored`: their ids there."""
         from bookies.client.base.keys import keys_of
         from bookies.client.read.context import ReadContext
         from bookies.client.read.fetch import FetchWindow, RangeFetch

@@ -1,4 +1,4 @@
-"""Compaction by key: which entries go, and the change of the list."""
+"""Compaction by key and roll-up: which entries go, which ledgers are merged, and the change of the list."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from bookies.errors import InvalidArgument, LogFenced
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.compaction import (
+    MERGE_MAX,
     KeyScan,
     Rewritten,
     check_compaction,
     compactable,
     compacted,
     expired_ordinal,
+    merged_runs,
     ordinals,
+    small_ledgers,
 )
 from bookies.protocol.log.log_model import (
     HELD,
@@ -203,3 +206,125 @@ def test_a_segment_with_a_compacted_extent_is_written_again() -> None:
     assert head_only is not None
     assert stored("orders", head_only).dropped == []
     assert isinstance(layout.manifest.segments[0], Segment)
+
+
+# -- roll-up ---------------------------------------------------------------------------------------------------------
+
+
+def sized(*sizes: int) -> list[Extent]:
+    return [Extent(seq, 100 + seq, 0, 9, 10, size) for seq, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "left_out", "expected"),
+    [
+        ((), (), []),
+        ((5,), (), []),
+        ((5, 5), (), [[0, 1]]),
+        ((50, 50), (), [[0, 1]]),  # exactly the size
+        ((100, 5, 100, 5, 100), (), []),  # none has a small neighbour
+        ((5, 5, 100, 5, 5), (), [[0, 1], [3, 4]]),
+        ((40, 40, 40, 40, 40, 40, 30), (), [[0, 1, 2], [3, 4, 5]]),  # the last one has no neighbour left
+        ((90, 5, 5, 3, 2), (), [[0, 1, 2]]),  # 3 is more than what follows it
+        ((60, 5, 5, 5), (), [[1, 2, 3]]),  # it would be copied to save little
+        ((5, 5, 5), (101,), []),
+        ((5, 5, 5, 5), (101,), [[2, 3]]),
+        ((0, 0, 0), (), [[0, 1, 2]]),  # leaders that wrote nothing
+        ((70, 0, 0), (), [[1, 2]]),
+    ],
+)
+def test_which_ledgers_are_merged(sizes: tuple[int, ...], left_out: tuple[int, ...], expected: list[list[int]]) -> None:
+    runs = merged_runs(sized(*sizes), 100, left_out)
+    assert [[extent.seq for extent in run] for run in runs] == expected
+
+
+def test_a_roll_up_repeated_after_each_ledger_copies_each_byte_few_times() -> None:
+    rng = random.Random(1)
+    extents: list[Extent] = []
+    copied = total = 0
+    for seq in range(700):
+        size = rng.randrange(20)
+        total += size
+        extents.append(Extent(seq, seq, 0, 9, 10, size))
+        for run in merged_runs(extents, 1000, ()):
+            copied += sum(extent.bytes or 0 for extent in run)
+            seqs = {extent.seq for extent in run}
+            extents = [replace(one, stored=10_000 + seq) if one.seq in seqs else one for one in extents]
+    assert copied < 8 * total  # 2 ** 7 mean ledgers are one large one
+    assert len({extent.storage for extent in extents}) < 2 * total / 1000 + 10
+
+
+def test_a_new_ledger_replaces_no_more_ledgers_than_the_record_can_note() -> None:
+    runs = merged_runs(sized(*[0] * (MERGE_MAX + 3)), 100, ())
+    assert [len(run) for run in runs] == [MERGE_MAX, 3]
+
+
+def test_the_live_part_of_a_shared_ledger_counts() -> None:
+    extents = [replace(extent, stored=900) for extent in sized(60, 60)] + sized(*[0] * 2, 60, 5)[2:]
+    assert small_ledgers(extents, 100) == [[extents[2]], [extents[3]]]
+    assert small_ledgers(extents[1:], 100) == [[extents[1]], [extents[2]], [extents[3]]]
+    assert [len(run) for run in merged_runs(extents[1:], 100, ())] == [2]
+
+
+def shared(*seqs: int, ledger_id: int = 40) -> list[Rewritten]:
+    """Extents one after the other in a ledger, of which the swap is to tell when the first ones were created."""
+    rows = [LOG.extents[seq] for seq in seqs]
+    shifts = [sum(one.rows or 0 for one in rows[:index]) for index in range(len(rows))]
+    return [
+        Rewritten(one, ledger_id, one.kept, one.bytes, shift, 700 + one.seq)
+        for one, shift in zip(rows, shifts, strict=True)
+    ]
+
+
+def test_a_swap_lists_a_ledger_that_extents_share() -> None:
+    for log in (LOG, replace(LOG, compaction="", record_format="raw")):
+        after = compacted(log, shared(0, 1, 2))
+        assert after is not None
+        assert illegality(log, after) == ""
+        assert (after.ledger_ids, after.storages) == ([10, 11, 12, 13], [40, 40, 40, 13])
+        assert (after.deleting, after.is_rolled_up) == ((10, 11, 12), True)
+        assert after.extents[1] == replace(log.extents[1], stored=40, shift=10, created_ms=701)
+        assert parse_manifest("orders", pack_manifest(after)) == after
+        assert b'"format":4' in pack_manifest(after)
+        assert compacted(after, shared(0, 1, 2)) is None
+        # The ledger is deleted with the last extent that is in it.
+        cut = truncated(after, Position(11, 1), {}, 4)
+        assert cut is not None
+        assert cut.deleting == (10, 11, 12)
+        assert illegality(after, cut) == ""
+        whole = emptied(after)
+        assert whole is not None
+        assert whole.deleting.count(40) == 1
+
+
+def test_a_compaction_and_a_roll_up_of_extents_that_share_a_ledger() -> None:
+    after = compacted(LOG, shared(0, 1, 2))
+    assert after is not None
+    change = Rewritten(after.extents[1], 50, 2, 20, None, 999)
+    parted = compacted(after, [change])
+    assert parted is not None
+    assert illegality(after, parted) == ""
+    assert (parted.storages, parted.deleting) == ([40, 50, 40, 13], (10, 11, 12))
+    assert parted.extents[1] == replace(LOG.extents[1], stored=50, kept=2, bytes=20, created_ms=701)
+    again = compacted(parted, [Rewritten(one, 60, one.kept, one.bytes, 0, 999) for one in parted.extents[:3]])
+    assert again is not None
+    assert illegality(parted, again) == ""
+    assert (again.storages, again.deleting) == ([60, 60, 60, 13], (10, 11, 12, 40, 50))
+    assert [extent.created_ms for extent in again.extents] == [700, 701, 702, None]
+
+
+def test_an_illegal_roll_up_is_reported() -> None:
+    after = compacted(LOG, shared(0, 1))
+    assert after is not None
+    assert "not allowed" in illegality(LOG, replace(after, is_rolled_up=False))
+    fewer = replace(after, extents=(replace(after.extents[0], kept=3), *after.extents[1:]))
+    assert "not allowed" in illegality(LOG, fewer)
+    assert "has to be deleted" in illegality(LOG, replace(after, deleting=(10,)))
+
+
+def test_a_commit_has_its_own_time() -> None:
+    log = replace(LOG, extents=(replace(LOG.extents[0], committed_ms=5), *LOG.extents[1:]))
+    changes = [Rewritten(log.extents[0], 40, None, 90, 0, 700), Rewritten(log.extents[1], 40, None, 50, 10, 701)]
+    after = compacted(log, changes)
+    assert after is not None
+    assert [extent.created_ms for extent in after.extents] == [None, 701, None, None]

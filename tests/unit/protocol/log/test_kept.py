@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from bookies.errors import MetadataCorrupt
-from bookies.protocol.log.kept import IDS_MAX, pack_kept, parse_kept, runs, span
+from bookies.protocol.log.kept import IDS_MAX, pack_kept, parse_kept, records_of, runs, span
 
 
 @pytest.mark.parametrize("ids", [[], [0], [7], [0, 1, 2, 9, 10, 4_000_000_000], list(range(0, 3 * IDS_MAX, 2))])
@@ -15,6 +15,7 @@ def test_ids_are_stored_and_read_again(ids: list[int]) -> None:
     records = pack_kept(ids)
     assert len(records) == max(1, -(-len(ids) // IDS_MAX))
     assert list(parse_kept(5, records, len(ids))) == ids
+    assert len(records) == records_of(len(ids))
 
 
 def test_the_format_does_not_change() -> None:

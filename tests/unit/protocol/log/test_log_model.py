@@ -353,8 +353,8 @@ def test_fields_of_a_later_version_are_kept() -> None:
 
 
 def test_a_record_of_a_format_to_come_is_refused() -> None:
-    content = json.loads(pack_manifest(NEW)) | {"format": 4}
-    with pytest.raises(NotSupported, match="log orders has format 4; this version of bookies reads up to 3"):
+    content = json.loads(pack_manifest(NEW)) | {"format": 5}
+    with pytest.raises(NotSupported, match="log orders has format 5; this version of bookies reads up to 4"):
         parse_manifest("orders", json.dumps(content).encode())
 
 

@@ -36,6 +36,7 @@ from bookies.protocol.log.migration import (
     origin_of,
     switched_over,
     times_brought_back,
+    unnamed,
 )
 
 SOURCE = Manifest(
@@ -149,6 +150,20 @@ def test_a_compacted_extent_keeps_its_positions_in_the_target() -> None:
     whole = follow(source, None, {80: 180, 61: 161})
     assert (whole.ledger_ids, whole.storages) == ([180, 161], [180, 161])
     assert at_once(source, first, {80: 180, 61: 161}) == {80: 180, 61: 161}
+
+
+def test_extents_that_share_a_ledger_keep_their_positions_in_the_target_or_get_some() -> None:
+    first = follow(SOURCE, None, {60: 160, 61: 161})
+    rolled = tuple(replace(one, stored=80, shift=shift) for one, shift in zip(SOURCE.extents, (0, 10), strict=False))
+    source = replace(SOURCE, extents=(*rolled, *SOURCE.extents[2:]), is_rolled_up=True)
+    assert unnamed(source, first, {80: 180}) == []
+    second = follow(source, first, {80: 180})
+    assert (second.ledger_ids, second.storages, second.deleting) == ([160, 161], [180, 180], (160, 161))
+    empty = replace(first, extents=())
+    assert unnamed(source, empty, {80: 180, 61: 161}) == [60]
+    whole = follow(source, None, at_once(source, empty, {80: 180, 60: 190, 61: 161}))
+    assert (whole.ledger_ids, whole.storages) == ([190, 161], [180, 180])
+    assert [extent.shift for extent in whole.extents] == [0, 10]
 
 
 # -- mirrors ---------------------------------------------------------------------------------------------------------

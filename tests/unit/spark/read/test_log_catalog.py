@@ -1,4 +1,4 @@
-"""Logs as extents: those of DistributedLog while they grow, are cut, and lose their writer; ours when compacted."""
+"""Logs as extents: those of DistributedLog while they grow, are cut, and lose their writer; ours when rewritten."""
 
 from __future__ import annotations
 
@@ -152,6 +152,44 @@ def test_a_compacted_extent_is_planned_by_what_is_left_of_it() -> None:
         assert [one.last + 1 for one in parts[:-1]] == [one.first for one in parts[1:]]
         last = await catalog.entry_within(runs[2], curves[2][-1][1] // 2)
         assert 45 <= last <= 55
+        await catalog.close()
+
+    in_log(act, "envelope", compaction="key")
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_extents_that_share_a_ledger_are_planned_by_their_part_of_it(is_compacted: bool) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            for first in (0, 30, 60):
+                await writer.append_many([Record(b"%d" % n, b"%d" % (n % 20)) for n in range(first, first + 30)])
+                await writer.roll()
+        if is_compacted:
+            await log.compact()
+        catalog = LogCatalog(client, b"")
+        before = await extents_of(catalog)
+        snapshot = before.snapshot()
+        runs = list(before.runs((0, 25), before.end))
+        held = [(await catalog.held(run))[1] for run in runs]
+        entries = [[await catalog.payload(run, one) for one in (await catalog.held(run))[0]] for run in runs]
+        counts = [await catalog.count(run) for run in runs]
+        await log.roll_up()
+        after = await extents_of(catalog)
+        assert after.within(snapshot) == (before.beginning, before.end)
+        assert (after.beginning, after.end, after.rows) == (before.beginning, before.end, before.rows)
+        runs = list(after.runs((0, 25), after.end))
+        assert len({run.storage for run in runs}) == 1
+        assert [list((await catalog.held(run))[1]) for run in runs] == [list(ids) for ids in held]
+        assert [[await catalog.payload(run, one) for one in (await catalog.held(run))[0]] for run in runs] == entries
+        assert [await catalog.count(run) for run in runs] == counts
+        ranges = await catalog.ranges(after, runs, await catalog.sizes(runs), 1 << 20)
+        shifts = [extent.shift for extent in (await log.manifest()).extents if extent.kept != 0][: len(ranges)]
+        assert [one.shift for one in ranges] == shifts
+        if not is_compacted:
+            assert [(one.ledger_id, one.first, one.last, one.shift) for one in ranges] == [
+                (piece.ledger_id, first, 29, shift)
+                for piece, first, shift in zip(after.pieces, (25, 0, 0), (0, 30, 60), strict=False)
+            ]
         await catalog.close()
 
     in_log(act, "envelope", compaction="key")

@@ -21,7 +21,7 @@ from bookies.client.base.iteration import Batches
 from bookies.client.log.base.log_operations import LogContext, Patience
 from bookies.client.log.records.log_records import LogEntries
 from bookies.client.read import LedgerReader
-from bookies.client.read.kept_entries import extent_batches
+from bookies.client.read.kept_entries import ReadAhead, extent_batches, shared_end
 from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.log import Manifest, Position
@@ -146,6 +146,7 @@ class LogSource:
         self._is_whole = False  # whether the end of its readable part is its final end
         self._ledger: LedgerReader | None = None
         self._batches: Batches | None = None
+        self._ahead: ReadAhead | None = None  # in a ledger that extents share
         self._patience = Patience(parts.runtime)
         self._changed = asyncio.Event()  # the list changed, or the reader was closed
 
@@ -171,7 +172,7 @@ class LogSource:
                     await self._checked(self._open_extent(self._extent))
                 assert self._batches is not None
                 batch = await self._checked(anext(self._batches, None))
-            except _Compacted as compacted:
+            except _Rewritten as compacted:
                 self._extent = compacted.extent  # The same positions, in another ledger.
                 continue
             except _ReadToItsEnd as ended:
@@ -181,18 +182,19 @@ class LogSource:
                 if not self._is_tail:
                     raise
                 await self._patience.pause(error)
-                self._batches = None  # Begin again after the delivered entries.
+                self._batches = self._ahead = None  # Begin again after the delivered entries.
                 continue
             if batch is not None:
                 self._patience.reset()
                 self._next = Position(batch.ledger_id, batch.last_entry_id).next
                 return batch
             assert self._ledger is not None
-            end = self._ledger.last_add_confirmed if self._extent.last is None else self._extent.last
-            await self._let_go()
+            self._end = self._ledger.last_add_confirmed if self._extent.last is None else self._extent.last
+            self._batches = None
             if not self._is_whole:
+                self._end = None
+                await self._let_go()
                 return None
-            self._end = end
 
     # -- which ledger --------------------------------------------------------------------------------------------
     async def _begin(self) -> bool:
@@ -248,6 +250,7 @@ class LogSource:
         assert self._end is not None
         manifest = await self._refreshed()
         while (following := manifest.after(self._extent.seq)) is None:
+            await self._let_go()
             if not self._is_tail:
                 return False
             self._reader.check_open()
@@ -299,7 +302,17 @@ class LogSource:
         if last is None:
             self._batches = ledger.tail(first).batches()
         else:
-            self._batches = await extent_batches(ledger, extent, first, last)
+            self._batches = await self._batches_of(ledger, extent, first, last)
+
+    async def _batches_of(self, ledger: LedgerReader, extent: Extent, first: int, last: int) -> Batches:
+        """Return the entries of an extent. Those of the following ones in the same ledger are read ahead with them."""
+        if extent.shift is None or extent.kept is not None or first > last:
+            return await extent_batches(ledger, extent, first, last)
+        start, ahead = extent.shift + first, self._ahead
+        if ahead is None or (ahead.ledger_id, ahead.next) != (ledger.ledger_id, start):
+            ahead = ReadAhead(ledger, start, shared_end(self._parts.records.current, extent))
+        self._ahead = ahead
+        return ahead.batches(extent, last)
 
     async def stop(self) -> None:
         """End the iteration with an error that the reader is closed."""
@@ -308,7 +321,7 @@ class LogSource:
             await self._ledger.close()
 
     async def _let_go(self) -> None:
-        ledger, self._ledger, self._batches = self._ledger, None, None
+        ledger, self._ledger, self._batches, self._ahead = self._ledger, None, None, None
         if ledger is not None:
             await ledger.close()
 
@@ -335,7 +348,7 @@ class LogSource:
         return await self._refreshed()
 
     async def _checked(self, reading: Awaitable[T]) -> T:
-        """Return the result of reading from a ledger that may have been truncated or compacted meanwhile."""
+        """Return the result of reading from a ledger that may have been truncated or replaced meanwhile."""
         try:
             return await reading
         except (LedgerNotFound, *NEGATIVE):
@@ -348,7 +361,7 @@ class LogSource:
             if not listed or (self._next is not None and self._next.entry_id < listed[0].first):
                 raise self._truncated(manifest) from None
             if listed[0].storage != self._extent.storage:
-                raise _Compacted(listed[0]) from None
+                raise _Rewritten(listed[0]) from None
             raise
 
     async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -370,8 +383,8 @@ class LogSource:
         )
 
 
-class _Compacted(Exception):
-    """The extent that is being read has another ledger."""
+class _Rewritten(Exception):
+    """The extent that is being read is stored in another ledger now."""
 
     def __init__(self, extent: Extent) -> None:
         super().__init__()

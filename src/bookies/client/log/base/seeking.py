@@ -26,6 +26,13 @@ async def points_of(parts: LogContext) -> list[Point]:
     return ordered(manifest, [*await parts.times.read(manifest), *known_points(manifest)])
 
 
+async def created_ms_of(parts: LogContext, extent: Extent) -> int | None:
+    """Return when the ledger was created in which an extent was written; None: that is not known any more."""
+    if extent.stored is not None:
+        return extent.created_ms  # The ledger is deleted.
+    return (await parts.client.metadata(extent.ledger_id)).ctime_ms
+
+
 async def position_at(parts: LogContext, time_ms: int, *, is_end: bool) -> Position | None:
     """Return the position of a time: see `Log.at`."""
     while True:
@@ -113,9 +120,7 @@ class _Search:
         """Return when an extent began; None: the store has no times."""
         if extent.committed_ms is not None:
             return extent.committed_ms  # Its ledger may be older than the one before it.
-        if extent.stored is not None:
-            return None  # Its first ledger is deleted.
-        return (await self._parts.client.metadata(extent.ledger_id)).ctime_ms
+        return await created_ms_of(self._parts, extent)
 
 
 def _start(extent: Extent) -> Position:

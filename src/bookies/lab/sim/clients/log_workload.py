@@ -1,7 +1,8 @@
 """Workload on a log: leaders that take over from each other, append, roll and truncate; readers and tails; and others.
 
-Some remove old ledgers by limits, some search for times. `log_users.py` has jobs that commit transactions, consumers,
-and processes that take turns; `log_producers.py` has producers that number their entries, and conditional appends.
+Some remove old ledgers by limits or merge small ones, some search for times. `log_users.py` has jobs that commit
+transactions, consumers, and processes that take turns; `log_producers.py` has producers that number their entries, and
+conditional appends.
 
 All faults of clients affect these processes. After the healing all leaders end. Then one more process leads and appends
 the last entry, and every tail must reach it.
@@ -86,6 +87,7 @@ class LogWorkload(LogRoles):
         self._leading += self.fill("follower", plan.followers, users.follow)
         self._leading += self.fill("turntaker", plan.turn_takers, users.take_turns)
         self._leading += self.fill("retainer", plan.retainers, self._retain)
+        self._leading += self.fill("roller", plan.rollers, self._roll_up)
         self._leading += self.fill("seeker", plan.seekers, self._seek)
 
     async def check(self) -> None:
@@ -209,6 +211,16 @@ class LogWorkload(LogRoles):
                 await log.set_retention(**limits, cursor_age=cursor_age)
         except BookKeeperError as error:
             self.history.failed(client.name, "the retention of the log", error)
+
+    async def _roll_up(self, client: SimClient) -> None:
+        await self.sleep(self.plan.retain_ms)
+        if self.is_stopping:
+            return
+        try:
+            result = await client.client.log(NAME).roll_up(below=self.random.choice((100, 500, 3_000, 1 << 20)))
+            self.history.count("ledgers merged", result.merged)
+        except BookKeeperError as error:
+            self.history.failed(client.name, "a roll-up of the log", error)
 
     async def _seek(self, client: SimClient) -> None:
         """Search for a time of the run, mostly a late one."""

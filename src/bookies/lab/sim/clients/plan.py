@@ -95,6 +95,7 @@ class LogPlan(Struct, frozen=True):
     turn_takers: int = 0  # processes with a lock or an election
     retainers: int = 0  # processes that set limits, and remove what these allow to go
     retain_ms: float = 300.0  # mean, before each of these actions
+    rollers: int = 0  # processes that merge its small ledgers
     seekers: int = 0  # processes that search for times
     seek_ms: float = 200.0  # mean, before each search
     skew: float = 1.0  # of the usual difference between clocks

@@ -289,6 +289,15 @@ retention: a log of records that loses old ledgers by limits and is searched by 
     targeted update_probability 0.2, answer_probability 0.01, durations_s 0.001 0.01 0.1
     clients  IMPATIENT
 
+rolled-up: a log whose small ledgers are merged all the time, while leaders, jobs, limits and truncations change it
+    run      bookies 4, duration_s 2
+    log      leaders 2, jobs 2, reapers 1, grace_ms 300, consumers 2, read_ms 200, truncate_ms 800, retainers 1,
+             rollers 2, seekers 2, record_format envelope
+    faults   gap_ms 200, crash bookie 2, cut connection 2, slow host 1, isolate from the store 1, metadata trouble 3,
+             expire session 1, kill client 3, kill client at an await 4, pause client 3
+    targeted update_probability 0.3, answer_probability 0.02, durations_s 0.001 0.01 0.1
+    clients  IMPATIENT
+
 turns: consumers of a log, locks and elections; processes are suspended for longer than their leases
     run      bookies 3, duration_s 10
     log      leaders 1, truncators 1, truncate_ms 500, followers 4, turn_takers 4, retainers 1
