@@ -350,7 +350,7 @@ class Chaos:
     def _check_bookies(self) -> None:
         for bookie in self._cluster.bookies:
             if bookie.id in self._impaired or bookie.id in self._broken_disks:
-                continue  # A flap that ends does not mend a disk: the bookie may still end, and is started then.
+                continue  # The disk outlasts a flap. The bookie may still end, and is started when the disk is whole.
             if bookie.process is not None and bookie.process.poll() is not None:
                 text = f"ended unexpectedly, status {bookie.process.returncode}: {last_line(bookie.log)}"
                 self._bookie_ended(bookie, text)
