@@ -501,6 +501,36 @@ def test_ranges_are_text() -> None:
     assert ranges_text([MissingRange(5, 0, 9)] * 21).endswith(", ...)")
 
 
+def test_a_mirror_that_begins_again_keeps_the_part_of_a_ledger_that_the_source_has_replaced() -> None:
+    """Its readers wait for the rest instead of going on behind it."""
+
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader:
+            for number in range(4):
+                await leader.append(b"%d" % number)
+            await mirrored(source, target)
+        before = await entries(target)
+        await append(source, b"next")
+        assert (await source.log("orders").roll_up()).merged == 2
+        async with target.log("orders").open() as reader, LogMirror(source, target, "orders") as again:
+            tail = reader.tail(from_beginning=True)
+            found = [row.position for row in [await anext(tail) for _ in before]]
+            waiting = asyncio.ensure_future(anext(tail))
+            await asyncio.sleep(1)
+            await again.begin()
+            assert await entries(target) == before
+            await asyncio.sleep(30)
+            await again.step()
+            whole = await entries(source)
+            found += [row.position for row in [await waiting, *[await anext(tail) for _ in whole[len(found) + 1 :]]]]
+            assert found == [position for position, _ in whole]
+            assert await entries(target) == whole
+            assert 0 < len(before) < 4
+
+    play_two(act)
+
+
 async def lived(source: Client, target: Client, rng: Random) -> LogMirror:
     """Appends, leaders, rolls, truncations, compactions, roll-ups, and processes of the mirror that stop anywhere."""
     await new_log(source, record_format="envelope", compaction="key")

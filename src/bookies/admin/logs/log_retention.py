@@ -98,8 +98,10 @@ def _policy_text(name: str, policy: Retention) -> str:
 
 
 def _removal_text(removal: LogRemoval) -> str:
-    first, last = removal.ledgers[0], removal.ledgers[-1]
-    names = f"ledger {first}" if first == last else f"ledgers {first} to {last}"
+    names = "no ledger yet"
+    if removal.ledgers:
+        first, last = removal.ledgers[0], removal.ledgers[-1]
+        names = f"ledger {first}" if first == last else f"ledgers {first} to {last}"
     text = f"{names}: {removal.rows:,} entries, {size_text(removal.size)} (limit: {', '.join(removal.reasons)})"
     return f"{text}; passed cursors {', '.join(removal.passed)}" if removal.passed else text
 
@@ -126,7 +128,7 @@ def _table(removals: Sequence[LogRemoval]) -> Table:
         (
             time_text(removal.at_ms),
             removal.before,
-            f"{len(removal.ledgers)}: {removal.ledgers[0]} to {removal.ledgers[-1]}",
+            f"{len(removal.ledgers)}: {removal.ledgers[0]} to {removal.ledgers[-1]}" if removal.ledgers else 0,
             f"{removal.rows:,}",
             size_text(removal.size),
             ", ".join(removal.reasons),

@@ -290,7 +290,7 @@ class Compactor:
         extents = compactable(manifest)
         small = [unit[0].storage for unit in small_ledgers(extents, below)]
         records = await read_ledgers(self._driver, list(dict.fromkeys(small)))
-        offloaded = [one for one, record in records.items() if record is not None and offload_of(record.metadata)]
+        offloaded = {one for one, record in records.items() if record is not None and offload_of(record.metadata)}
         runs = merged_runs(extents, below, offloaded)
         merged = dict.fromkeys(extent.storage for run in runs for extent in run)
         size = sum(extent.bytes or 0 for run in runs for extent in run)

@@ -190,9 +190,10 @@ def mirrored(
         if extent.last is not None and (before := listed.get((extent.seq, extent.ledger_id, extent.last))):
             extents.append(replace(before, first=extent.first))  # It was compacted; the result is not copied yet.
             continue
-        is_begun = extent.storage == growing or (extent.seq, extent.ledger_id, None) in listed
-        if is_begun and extent.stored is None:
-            extents.append(replace(extent, last=None, rows=None, bytes=None))
+        if extent.storage == extent.ledger_id == growing or (extent.seq, extent.ledger_id, None) in listed:
+            # Entries that were copied before the source rewrote the extent stay until the result is copied.
+            rewriting = dict.fromkeys(("last", "rows", "bytes", "stored", "kept", "shift", "created_ms"))
+            extents.append(replace(extent, **rewriting))
         break
     begin = extents[0].seq if extents else source.next_seq
     now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}

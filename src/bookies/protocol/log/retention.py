@@ -46,10 +46,10 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 class LogRemoval(Struct, frozen=True):
-    """Removal of a log's oldest ledgers. `at_ms`: wall clock. `before`: where the log begins then.
+    """Removal of a log's oldest entries. `at_ms`: wall clock. `before`: where the log begins then.
 
-    `reasons`: the limits of the policy that ask for it. `size`: payload bytes. `passed`: cursors that had unread
-    entries there.
+    `reasons`: the limits of the policy that ask for it. `ledgers`: that go; one that entries behind them share since a
+    roll-up stays. `size`: payload bytes. `passed`: cursors that had unread entries there.
     """
 
     at_ms: int
@@ -112,11 +112,12 @@ def decide(
     if not count:
         return RetentionDecision(None, (), held_by)
     gone, first = manifest.extents[:count], manifest.extents[count]
+    stay = {extent.storage for extent in manifest.extents[count:]}
     removal = LogRemoval(
         now_ms,
         Position(first.ledger_id, first.first),
         tuple(reason for reason, number in wanted.items() if number),
-        tuple(dict.fromkeys(extent.storage for extent in gone)),
+        tuple(dict.fromkeys(extent.storage for extent in gone if extent.storage not in stay)),
         sum(map(_rows, gone)),
         sum(extent.bytes or 0 for extent in gone),
         tuple(sorted(cursor.name for cursor in stale if needed[cursor.name] < count)),

@@ -206,6 +206,19 @@ def test_ledgers_that_left_the_source_are_deleted_in_the_mirror() -> None:
     assert (after.ledger_ids, after.storages, after.deleting, after.epoch) == ([60, 61], [80, 61], (60,), 5)
 
 
+def test_a_ledger_of_which_a_part_is_copied_stays_until_the_one_that_replaces_it_is() -> None:
+    """A mirror that begins again does not have the new ledger yet."""
+    growing = mirror(SOURCE, None, growing=60)
+    shared = [replace(extent, stored=80, shift=place, created_ms=9) for place, extent in enumerate(SOURCE.extents[:2])]
+    rolled_up = replace(SOURCE, extents=(*shared, SOURCE.extents[2]), is_rolled_up=True)
+    for begun in (None, 80):
+        kept = mirrored(rolled_up, growing, [], begun, "old/orders")
+        assert kept is not None
+        assert (kept.extents, kept.deleting) == (growing.extents, ())
+    after = mirror(rolled_up, kept, 80)
+    assert (after.extents, after.deleting) == (tuple(shared), (60,))
+
+
 def test_a_former_source_loses_what_the_log_does_not_have() -> None:
     former = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 9, 10, 50), Extent(9, 63, 0, 0, 1, 1)))
     log = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 3, 4, 20), Extent(9, 1_000_063)), epoch=6)

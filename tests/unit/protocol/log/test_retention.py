@@ -9,7 +9,7 @@ from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
-from bookies.protocol.log.log_model import HELD, Extent
+from bookies.protocol.log.log_model import HELD, Extent, truncated
 from bookies.protocol.log.retention import (
     LEDGERS_MAX,
     REMOVALS_MAX,
@@ -66,6 +66,18 @@ def test_limits(policy: Retention, ledgers: list[int]) -> None:
 def test_a_removal_says_what_and_why() -> None:
     policy = Retention(age_ms=6_999, size=500)
     assert decision(policy).removal == LogRemoval(NOW, Position(13, 0), ("age", "size"), (10, 11, 12), 30, 300)
+
+
+def test_a_ledger_that_entries_behind_share_is_not_named() -> None:
+    shared = [replace(extent, stored=80 + index // 4, shift=0) for index, extent in enumerate(LIST.extents[:5])]
+    rolled_up = replace(LIST, extents=(*shared, *LIST.extents[5:]), is_rolled_up=True)
+    for rows, ledgers in ((40, ()), (1, (80, 81))):
+        removal = decision(Retention(rows=rows), manifest=rolled_up).removal
+        assert removal is not None
+        assert removal.ledgers == ledgers
+        after = truncated(rolled_up, removal.before, {}, removal.before.entry_id - 1)
+        assert after is not None
+        assert after.deleting == ledgers
 
 
 def test_extents_of_an_unknown_age_stay() -> None:

@@ -109,17 +109,19 @@ class TimeCheck:
 
     def _check_removal(self, removal: Removal, before: Manifest) -> None:
         limits = dict(before.retention)
-        gone = [extent for extent in before.extents if extent.ledger_id in removal.row.ledgers]
-        kept = [extent for extent in before.extents if extent.ledger_id not in removal.row.ledgers]
+        # Ledgers do not tell it: since a roll-up, extents that stay may share one.
+        first = before.find(removal.row.before)
+        gone = [extent for extent in before.extents if first is not None and extent.seq < first.seq]
+        kept = [extent for extent in before.extents if extent not in gone]
         reasons = [
             ("age" in removal.row.reasons and self._is_old(gone, removal, limits)),
             ("rows" in removal.row.reasons and sum(self._rows(kept)) >= limits.get("rows", 1 << 60)),
             ("size" in removal.row.reasons and sum(self._sizes(kept)) >= limits.get("size", 1 << 60)),
         ]
-        text = f"{removal.author} removed {list(removal.row.ledgers)} at {removal.at_s:.3f}"
+        text = f"{removal.author} removed what is before {removal.row.before} at {removal.at_s:.3f}"
         if not any(reasons):
             self._check.report("retention", f"{text} because of {removal.row.reasons}, with the limits {limits}")
-        if len(kept) < OPEN_MAX or before.held:
+        if not gone or len(kept) < OPEN_MAX or before.held:
             self._check.report("retention", f"{text}; of the log {len(kept)} ledgers are left")
 
     def _is_old(self, gone: list[Extent], removal: Removal, limits: Mapping[str, object]) -> bool:
