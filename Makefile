@@ -167,8 +167,9 @@ bench-ledgers: $(VENV)/.dev
 bench-spark-metadata: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python -m benchmarks.spark_metadata $(ARGS)
 
+bench-spark: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 bench-spark: $(VENV)/.dev $(VENV)/.demo
-	@$(BIN)/python benchmarks/spark.py $(ARGS)
+	@$(BIN)/python -m benchmarks.spark $(ARGS)
 
 # Generated pages, drawings and the chart; then the site with search, in build/site.
 docs: $(VENV)/.dev $(VENV)/.docs

@@ -1,12 +1,14 @@
 """The data pipeline on Spark, measured: batches and streams from and to logs, everything on this machine.
 
-    python benchmarks/spark.py [--quick] [--runs 3] [--case TEXT] [--profile] [--json FILE] [--directory DIR]
+    python -m benchmarks.spark [--kafka] [--quick] [--runs 3] [--case TEXT] [--profile] [--json FILE] [--directory DIR]
 
 Three bookies, one `local[2]` session, JVM and Python workers on the same processors. Every case runs twice to warm up
-and then `--runs` times; cases that differ only in the replicas follow each other, in turn first. The tables show
-medians: rows a second beside those of Spark's Kafka source on such a machine, and what a row costs the JVM, the Python
-workers and the bookies in microseconds of processor time. `--quick`: a tenth of the rows, one run after a warm-up of a
-few rows, the two sizes that are compared; `--profile`: where the time of a reading worker goes, and nothing else.
+and then `--runs` times; cases that differ only in the store follow each other, in turn first. The tables show medians:
+rows a second, and what a row costs the JVM, the Python workers and the store in microseconds of processor time.
+`--kafka`: the same cases with Spark's Kafka source and sink on a broker of this machine, run by run in turn, on the
+newest Spark whose connector is published; the ratio is the median of the runs' ratios. `--quick`: a tenth of the rows,
+one run after a warm-up of a few rows, the two sizes that are compared; `--profile`: where the time of a reading worker
+goes, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-from spark_profile import profile
-from spark_usage import Usage
+from benchmarks.kafka.broker import SPARK_VERSION, broker, connector_path
+from benchmarks.spark_profile import profile
+from benchmarks.spark_stores import KAFKA, SCHEMA, SHAPES, TASKS, Case, Logs, Store, Topics, size_name
+from benchmarks.spark_usage import Usage
+from tests.live.spark_versions import environment
 
 import bookies as bk
 import bookies.spark
@@ -39,44 +41,28 @@ from bookies.admin.cluster import LocalCluster
 from bookies.admin.shared.common import print_table
 from bookies.spark.base import java
 
-SHAPES = {"E1/Qw1/Qa1": (1, 1, 1), "E3/Qw3/Qa2": (3, 3, 2)}
 # Enough that the second which a query takes to be planned, whatever it reads, is a small part of a run.
 ROWS = {100: 8_000_000, 1 << 10: 2_000_000, 16 << 10: 100_000, 1 << 20: 1500}
 WARM_UPS = 2  # before the first run that counts: of a short one the compiler of the JVM would be the largest part
 MEMORY_SIZES = (64 << 10, 4 << 20)
 MEMORY_BYTES = 256 << 20
-FILL_BYTES = 1 << 20  # of one append while data are made
 # What was written is deleted after each run, and given back before the next ones need the room.
 SPACE = {"gc_interval_ms": 30_000, "gc_quarantine_ms": 0, "gc_share_max": 100}
 SESSION_MEMORY = "2g"
-# Rows a second of Spark's Kafka source and sink on a machine of two cores, and how much of that is asked of ours.
-REFERENCE = {
-    ("sum of lengths", 1 << 10): (313_000, 1.5),
-    ("sum of lengths", 100): (913_000, 1.2),
-    ("mapInArrow", 1 << 10): (287_000, 1.5),
-    ("mapInArrow", 100): (716_000, 1.2),
-    ("write", 1 << 10): (114_000, 1.0),
-    ("write", 100): (706_000, 1.0),
-    ("stream", 1 << 10): (332_000, 1.2),
-    ("stream", 100): (766_000, 1.2),
+# How much of the rate of Spark's Kafka source and sink is asked of ours, with one replica as there.
+ASKED = {
+    ("sum of lengths", 1 << 10): 1.5,
+    ("sum of lengths", 100): 1.2,
+    ("mapInArrow", 1 << 10): 1.5,
+    ("mapInArrow", 100): 1.2,
+    ("write", 1 << 10): 1.0,
+    ("write", 100): 1.0,
+    ("stream", 1 << 10): 1.2,
+    ("stream", 100): 1.2,
 }
-WHAT = ("sum of lengths", "only column value", "mapInArrow", "write", "stream")
-
-
-@dataclass(frozen=True)
-class Case:
-    what: str
-    size: int
-    shape: str
-    rows: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.what}, {size_name(self.size)}, {self.shape}"
-
-
-def size_name(size: int) -> str:
-    return f"{size} B" if size < 1024 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
+WHAT = ("sum of lengths", "only column value", "avro", "mapInArrow", "write", "stream")
+ONLY_OURS = ("only column value",)  # Kafka's source has no choice of columns.
+AVRO_SIZES = (100, 1 << 10)
 
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
@@ -84,8 +70,9 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
     made = [
         Case(what, size, shape, max(1, ROWS[size] // (10 if arguments.quick else 1)))
         for what in WHAT
-        for size in sizes
-        for shape in SHAPES
+        for size in (AVRO_SIZES if what == "avro" else sizes)
+        for shape in (*SHAPES, KAFKA)
+        if shape != KAFKA or (arguments.kafka and what not in ONLY_OURS)
     ]
     return [case for case in made if is_wanted(case.name, arguments)]
 
@@ -94,7 +81,7 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 @contextlib.contextmanager
-def session(directory: str) -> Iterator[Any]:
+def session(directory: str, class_path: str = "") -> Iterator[Any]:
     """A session as a user has it: Java's own choices, workers of its own."""
     java.use()
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")  # of pandas' next version
@@ -111,6 +98,8 @@ def session(directory: str) -> Iterator[Any]:
         "spark.local.dir": os.path.join(directory, "spark"),
         "spark.sql.shuffle.partitions": "2",
     }
+    if class_path:
+        settings["spark.driver.extraClassPath"] = class_path
     builder = SparkSession.builder.master("local[2]").appName("benchmark")
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -137,39 +126,24 @@ def end_java() -> None:
 
 
 class Bench:
-    """The cluster, the store, and what is done with them. `log_of`: logs with data, made once a size and shape."""
+    """What is done with the stores. `class_path`: what the driver needs beside Spark's own jars."""
 
-    def __init__(self, cluster: LocalCluster, store: bk.blocking.Client, directory: str) -> None:
-        self.cluster, self.store, self.directory = cluster, store, directory
-        self._numbers = itertools.count()
-        self._made: set[str] = set()
+    def __init__(self, directory: str, logs: Logs, topics: Topics | None) -> None:
+        self.directory, self.logs, self.topics = directory, logs, topics
+        self.class_path = connector_path() if topics is not None else ""
 
-    def log_of(self, size: int, shape: str, rows: int) -> str:
-        name = f"data-{size}-{shape[:2]}-{rows}"
-        if name in self._made:
-            return name
-        say(f"  making {rows:,} entries of {size_name(size)}, {shape}")
-        ensemble, write_quorum, ack_quorum = SHAPES[shape]
-        log = self.store.log(name)
-        log.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum)
-        text = os.urandom(FILL_BYTES + size)
-        count = max(1, FILL_BYTES // size)
-        payloads = [text[at : at + size] for at in range(count)]
-        with log.lead() as writer:
-            for start in range(0, rows, count):
-                writer.append_many(payloads[: rows - start])
-        self._made.add(name)
-        return name
-
-    def options(self, **more: object) -> dict[str, object]:
-        return {"bookkeeper.metadataServiceUri": self.cluster.metadata_uri} | more
+    def store(self, case: Case) -> Store:
+        if case.shape != KAFKA:
+            return self.logs
+        assert self.topics is not None, "no case is Kafka's without a broker"
+        return self.topics
 
     def run(self, spark: Any, case: Case) -> dict[str, float | None]:
         """One run. Raises `RuntimeError` when not every row came."""
         body = {"write": self._write, "stream": self._stream}.get(case.what, self._read)
         if case.what != "write":
-            self.log_of(case.size, case.shape, case.rows)
-        usage = Usage(spark, self.cluster.pids)
+            self.store(case).source(spark, case)
+        usage = Usage(spark, self.store(case).pids)
         usage.begin()
         seconds, rows = body(spark, case)
         found = usage.end(case.rows)
@@ -180,43 +154,43 @@ class Bench:
     def _read(self, spark: Any, case: Case) -> tuple[float, int]:
         from pyspark.sql import functions as f
 
-        options = self.options(subscribe=self.log_of(case.size, case.shape, case.rows), minPartitions=2)
+        store = self.store(case)
+        options = store.source(spark, case)
         if case.what == "only column value":
             options["columns"] = "value"
         began = time.monotonic()
-        frame = spark.read.format("bookkeeper").options(**options).load()
+        frame = spark.read.format(store.format).options(**options).load()
         if case.what == "mapInArrow":
             frame = frame.select("value").mapInArrow(count_and_size, "n BIGINT, size BIGINT")
             row = frame.agg(f.sum("n").alias("n"), f.sum("size").alias("size")).first()
+        elif case.is_avro:
+            row = sum_of_orders(frame, is_decoded=store is self.logs)
         else:
             row = frame.agg(f.count("*").alias("n"), f.sum(f.length("value")).alias("size")).first()
         seconds = time.monotonic() - began
-        return seconds, row["n"] if row["size"] == case.rows * case.size else -1
+        return seconds, row["n"] if case.is_avro or row["size"] == case.rows * case.size else -1
 
     def _write(self, spark: Any, case: Case) -> tuple[float, int]:
         from pyspark.sql import functions as f
 
-        ensemble, write_quorum, ack_quorum = SHAPES[case.shape]
-        log = self.store.log(f"write-{next(self._numbers)}")
-        log.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum)
-        frame = spark.range(0, case.rows, 1, 2).select(f.lit(os.urandom(case.size)).alias("value"))
+        store = self.store(case)
+        target = store.target(spark, case)
+        frame = spark.range(0, case.rows, 1, TASKS).select(f.lit(os.urandom(case.size)).alias("value"))
         began = time.monotonic()
-        frame.write.format("bookkeeper").mode("append").options(**self.options(log=log.name)).save()
+        frame.write.format(store.format).mode("append").options(**target.options).save()
         seconds = time.monotonic() - began
-        rows = sum(extent.rows or 0 for extent in log.manifest().extents)
-        log.delete()
-        return seconds, rows
+        return seconds, target.end()
 
     def _stream(self, spark: Any, case: Case) -> tuple[float, int]:
-        """From nothing to the end of the log, into a sink that takes every row and does nothing with it.
+        """From nothing to the end of the data, into a sink that takes every row and does nothing with it.
 
         The time is that of the triggers, without the start of the query, which is some seconds whatever it reads.
         """
-        log = self.log_of(case.size, case.shape, case.rows)
-        options = self.options(subscribe=log, minPartitions=2, startingOffsets="earliest")
+        store = self.store(case)
+        options = store.source(spark, case) | {"startingOffsets": "earliest"}
         with tempfile.TemporaryDirectory(dir=self.directory) as checkpoint:
             query = (
-                spark.readStream.format("bookkeeper")
+                spark.readStream.format(store.format)
                 .options(**options)
                 .load()
                 .writeStream.format("noop")
@@ -229,10 +203,8 @@ class Bench:
         seconds = sum(each["durationMs"]["triggerExecution"] for each in done) / 1000
         return seconds, sum(each["numInputRows"] for each in done)
 
-    def latency(self, spark: Any, count: int) -> list[float]:
+    def latency(self, spark: Any, store: Store, count: int) -> list[float]:
         """Seconds from the append of an entry to its arrival in the sink of a query that tails, each; sorted."""
-        log = self.store.log(f"tail-{next(self._numbers)}")
-        log.create(ensemble=3, write_quorum=3, ack_quorum=2)
         found: list[float] = []
 
         def arrived(frame: Any, _batch: int) -> None:
@@ -240,14 +212,14 @@ class Bench:
             now = time.time()
             found.extend(now - float(value) for value in values)
 
-        options = self.options(subscribe=log.name, startingOffsets="earliest")
-        with tempfile.TemporaryDirectory(dir=self.directory) as checkpoint, log.lead() as writer:
-            stream = spark.readStream.format("bookkeeper").options(**options).load().writeStream
+        with tempfile.TemporaryDirectory(dir=self.directory) as checkpoint, store.tail(spark) as tail:
+            options = tail.options | {"startingOffsets": "earliest"}
+            stream = spark.readStream.format(store.format).options(**options).load().writeStream
             query = stream.foreachBatch(arrived).option("checkpointLocation", checkpoint).start()
             try:
                 pause = threading.Event()
                 for number in range(count + 20):
-                    writer.append(b"%.6f" % time.time())
+                    tail.append(b"%.6f" % time.time())
                     pause.wait(0.05)
                     if number == 19:  # So far it was the start of the query that was measured.
                         query.processAllAvailable()
@@ -255,8 +227,19 @@ class Bench:
                 query.processAllAvailable()
             finally:
                 query.stop()
-        log.delete()
         return sorted(found)
+
+
+def sum_of_orders(frame: Any, *, is_decoded: bool) -> Any:
+    """Use all seven columns of the payload, which Spark's own function decodes unless the source has."""
+    from pyspark.sql import functions as f
+
+    if not is_decoded:
+        from pyspark.sql.avro.functions import from_avro
+
+        frame = frame.select(from_avro("value", SCHEMA).alias("order")).select("order.*")
+    sums = [f.sum("id"), f.sum("price"), f.sum(f.length("customer")), f.sum(f.length("note")), f.sum(f.size("tags"))]
+    return frame.agg(f.count("id").alias("n"), f.max("placed"), f.max("state"), *sums).first()
 
 
 def count_and_size(batches: Iterator[Any]) -> Iterator[Any]:
@@ -277,22 +260,25 @@ def count_and_size(batches: Iterator[Any]) -> Iterator[Any]:
 def measure(bench: Bench, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     chosen = cases(arguments)
     runs: list[dict[str, Any]] = []
-    for case in chosen:
-        if case.what != "write":
-            bench.log_of(case.size, case.shape, case.rows)
-    with session(bench.directory) as spark:
+    with session(bench.directory, bench.class_path) as spark:
+        for case in chosen:
+            if case.what != "write":
+                say(f"  making {case.rows:,} rows: {case.name}")
+                bench.store(case).source(spark, case)
         if arguments.quick:
-            for what in {case.what: None for case in chosen}:
-                tried(bench, spark, Case(what, 1 << 10, "E1/Qw1/Qa1", 1000))
+            for case in {(case.what, case.shape == KAFKA): case for case in chosen}.values():
+                tried(bench, spark, Case(case.what, 1 << 10, case.shape, 1000))
         for number in range(0 if arguments.quick else -WARM_UPS, arguments.runs):
             say("warm-up" if number < 0 else f"run {number + 1} of {arguments.runs}")
-            for pair in pairs(chosen):
-                for case in pair if number % 2 else reversed(pair):
+            for _, group in itertools.groupby(chosen, lambda case: (case.what, case.size)):
+                for case in group if number % 2 else reversed(list(group)):
                     found = tried(bench, spark, case)
                     if number >= 0:
                         runs.append({"case": case.name, "run": number, **found})
         if is_wanted("latency", arguments):
-            runs.append({"case": "latency", **latency(bench, spark, 40 if arguments.quick else 300)})
+            count = 40 if arguments.quick else 300
+            for store in filter(None, (bench.logs, bench.topics)):
+                runs.append({"case": "latency", "store": store.format, **latency(bench, spark, store, count)})
     return runs
 
 
@@ -309,21 +295,16 @@ def tried(bench: Bench, spark: Any, case: Case) -> dict[str, Any]:
     return found
 
 
-def latency(bench: Bench, spark: Any, count: int) -> dict[str, Any]:
+def latency(bench: Bench, spark: Any, store: Store, count: int) -> dict[str, Any]:
     """Milliseconds."""
     from pyspark.errors import PySparkException
 
     try:
-        times = bench.latency(spark, count)
+        times = bench.latency(spark, store, count)
     except (PySparkException, bk.BookKeeperError) as error:
         say(f"  latency: failed: {str(error).splitlines()[0]}")
         return {"failure": str(error)}
     return {f"p{at}": 1000 * at_rank(times, at) for at in (50, 95, 99)}
-
-
-def pairs(found: Sequence[Case]) -> Iterator[tuple[Case, ...]]:
-    for start in range(0, len(found), 2):
-        yield tuple(found[start : start + 2])
 
 
 def memory(bench: Bench, size: int, what: str) -> float:
@@ -331,7 +312,7 @@ def memory(bench: Bench, size: int, what: str) -> float:
     rows = MEMORY_BYTES // size
     with session(bench.directory) as spark:
         found = tried(bench, spark, Case(what, size, "E1/Qw1/Qa1", rows))
-        return math.nan if "failure" in found else Usage(spark, bench.cluster.pids).worker_peak_mb()
+        return math.nan if "failure" in found else Usage(spark, bench.logs.pids).worker_peak_mb()
 
 
 def at_rank(ordered: Sequence[float], percent: int) -> float:
@@ -351,24 +332,12 @@ def say(text: str) -> None:
 
 def print_tables(runs: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
     rows = [row_of(case, runs) for case in cases(arguments)]
-    headers = (
-        "case",
-        "rows/s",
-        "least",
-        "most",
-        "MB/s",
-        "Kafka's",
-        "asked",
-        "ratio",
-        "JVM us",
-        "Python us",
-        "bookies us",
-        "failed",
-    )
+    headers = ("case", "rows/s", "least", "most", "MB/s", "ratio", "asked", "JVM us", "Python us", "store us", "failed")
     print_table(rows, headers, right=range(1, len(headers)))
     for run in runs:
         if run["case"] == "latency" and "failure" not in run:
-            print(f"\nappend to sink, tailing: p50 {run['p50']:.0f}, p95 {run['p95']:.0f}, p99 {run['p99']:.0f} ms")
+            times = ", ".join(f"p{at} {run[f'p{at}']:.0f}" for at in (50, 95, 99))
+            print(f"\nappend to sink, tailing, {run['store']}: {times} ms")
         elif run["case"] == "memory":
             print(f"most memory of a Python worker, {run['what']}, {size_name(run['size'])}: {run['mb']:.0f} MB")
 
@@ -377,7 +346,7 @@ def row_of(case: Case, runs: Sequence[dict[str, Any]]) -> tuple[object, ...]:
     tries = [run for run in runs if run["case"] == case.name]
     found = [run for run in tries if "failure" not in run]
     if not found:
-        return (case.name, *("",) * 10, f"{len(tries)} of {len(tries)}")
+        return (case.name, *("",) * 9, f"{len(tries)} of {len(tries)}")
 
     def median(figure: str) -> float:
         return statistics.median(run[figure] for run in found)
@@ -387,23 +356,42 @@ def row_of(case: Case, runs: Sequence[dict[str, Any]]) -> tuple[object, ...]:
         return f"{statistics.median(known):.2f}" if known else "?"
 
     speeds = [run["rows_per_s"] for run in found]
-    reference, factor = REFERENCE.get((case.what, case.size), (None, None)) if case.shape[:2] == "E1" else (None, None)
+    ratio = ratio_to_kafka(case, found, runs)
+    asked = ASKED.get((case.what, case.size)) if ratio is not None and case.shape[:2] == "E1" else None
     return (
         case.name,
         f"{median('rows_per_s'):,.0f}",
         f"{min(speeds):,.0f}",
         f"{max(speeds):,.0f}",
         f"{median('mb_per_s'):,.0f}",
-        "" if reference is None else f"{reference:,}",
-        "" if factor is None else f"{factor:.1f}",
-        "" if reference is None else f"{median('rows_per_s') / reference:.2f}",
+        "" if ratio is None else f"{ratio:.2f}",
+        "" if asked is None else f"{asked:.1f}",
         *(cost(figure) for figure in ("jvm_us", "python_us", "bookies_us")),
         f"{len(tries) - len(found)} of {len(tries)}",
     )
 
 
+def ratio_to_kafka(case: Case, found: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> float | None:
+    """The median of the runs' ratios; None for Kafka's own rows, and without any run of both."""
+    other = Case(case.what, case.size, KAFKA, case.rows).name
+    speeds = {run["run"]: run["rows_per_s"] for run in runs if run["case"] == other and "failure" not in run}
+    ratios = [run["rows_per_s"] / speeds[run["run"]] for run in found if run["run"] in speeds]
+    return statistics.median(ratios) if ratios and case.shape != KAFKA else None
+
+
+def take_version_of_kafka() -> None:
+    """Begin again with the Spark that Kafka's connector is made for."""
+    import pyspark
+
+    minor = SPARK_VERSION.rpartition(".")[0]
+    if not pyspark.__version__.startswith(f"{minor}."):
+        python = str(environment(minor))
+        os.execv(python, [python, "-m", "benchmarks.spark", *sys.argv[1:]])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kafka", action="store_true", help="beside a broker of Kafka, on PySpark " + SPARK_VERSION)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one run, 100 B and 1 KiB")
     parser.add_argument("--runs", type=int, default=None, help="of every case (default 3)")
     parser.add_argument(
@@ -416,6 +404,8 @@ def main() -> int:
     parser.add_argument("--directory", default=None, help="where the bookies keep their data (up to 30 GB)")
     arguments = parser.parse_args()
     arguments.runs = arguments.runs or (1 if arguments.quick else 3)
+    if arguments.kafka:
+        take_version_of_kafka()
     runs: list[dict[str, Any]] = []
     if arguments.directory is not None:
         os.makedirs(arguments.directory, exist_ok=True)
@@ -423,13 +413,15 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="bk-spark-", dir=arguments.directory) as directory,
         LocalCluster(os.path.join(directory, "bookies"), 3, settings=SPACE) as cluster,
         bk.blocking.connect(cluster.metadata_uri) as store,
+        broker(pathlib.Path(directory, "kafka"), TASKS) if arguments.kafka else contextlib.nullcontext() as kafka,
     ):
-        bench = Bench(cluster, store, directory)
+        logs = Logs(cluster, store, directory)
+        bench = Bench(directory, logs, None if kafka is None else Topics(kafka))
         if arguments.profile:
             divisor = 10 if arguments.quick else 2
             for size in (100, 1 << 10):
-                rows = ROWS[size] // divisor
-                profile(bench.options(subscribe=bench.log_of(size, "E1/Qw1/Qa1", rows)), size_name(size))
+                case = Case("profile", size, "E1/Qw1/Qa1", ROWS[size] // divisor)
+                profile(logs.source(None, case), size_name(size))
             return 0
         try:
             runs += measure(bench, arguments)

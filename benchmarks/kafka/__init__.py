@@ -1,0 +1,1 @@
+"""A broker of Kafka, and what Spark needs to read from it."""
