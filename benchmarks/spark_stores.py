@@ -55,6 +55,11 @@ class Case:
     def is_avro(self) -> bool:
         return self.what == "avro"
 
+    @property
+    def data(self) -> str:
+        """A name of the rows that the case reads, which others share."""
+        return f"{'avro' if self.is_avro else 'data'}-{self.size}-{self.rows}"
+
 
 class Target(NamedTuple):
     """Where a case writes to. `end` counts the rows there, and deletes them."""
@@ -131,7 +136,7 @@ class Logs:
         return {"bookkeeper.metadataServiceUri": self._cluster.metadata_uri} | more
 
     def source(self, spark: Any, case: Case) -> dict[str, object]:
-        name = f"{'avro' if case.is_avro else 'data'}-{case.size}-{case.shape[:2]}-{case.rows}"
+        name = f"{case.data}-{case.shape[:2]}"
         if name not in self._made:
             pieces = payloads(case)
             with self._new(name, SHAPES[case.shape]).lead() as writer:
@@ -181,7 +186,7 @@ class Topics:
         return {"kafka.bootstrap.servers": self._broker.address} | more
 
     def source(self, spark: Any, case: Case) -> dict[str, object]:
-        name = f"{'avro' if case.is_avro else 'data'}-{case.size}-{case.rows}"
+        name = case.data
         if name not in self._made:
             from pyspark.sql import functions as f
 

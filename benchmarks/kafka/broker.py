@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.apache.apache import jars
+from tests.etcd.server import free_ports
 
 HERE = pathlib.Path(__file__).parent
 VERSION, SPARK_VERSION = "4.1.1", "4.2.0"  # those of the two files with dependencies
@@ -36,7 +37,7 @@ def connector_path() -> str:
 def broker(directory: pathlib.Path, partitions: int) -> Iterator[Broker]:
     """Start a broker that makes topics of so many partitions when they are first used. Raises `RuntimeError`."""
     directory.mkdir()
-    port, controller = _free_ports(2)
+    port, controller = free_ports(2)
     settings = {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -74,11 +75,3 @@ def _wait(process: subprocess.Popen[bytes], port: int, output: pathlib.Path) -> 
             return
         time.sleep(0.1)
     raise RuntimeError(f"Kafka's broker did not start: {output.read_text()[-2000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -33,6 +33,7 @@ from bookies.client.log.base.cursor_store import HISTORY
 from bookies.client.log.base.log_operations import LogContext, discard, sweep
 from bookies.client.log.base.seeking import created_ms_of, points_of
 from bookies.client.log.transaction import read_ledgers
+from bookies.client.read import LedgerReader
 from bookies.client.read.kept_entries import extent_batches, stored_entries
 from bookies.client.read.offloaded import content_of
 from bookies.client.write import LedgerWriter
@@ -342,7 +343,7 @@ class Compactor:
         while scan.begin():
             for extent in extents:
                 shift = starts[extent.seq] - extent.first
-                async with self.opened(extent) as batches:
+                async with self.opened(extent) as (_, batches):
                     async for batch in batches:
                         payloads = batch.payloads()
                         for entry_id, entry in zip(batch.entry_ids, payloads, strict=True):
@@ -354,11 +355,11 @@ class Compactor:
         return entries, size
 
     @asynccontextmanager
-    async def opened(self, extent: Extent) -> AsyncIterator[Batches]:
-        """Open a closed extent: an iterator over its entries. Raises `LedgerNotFound`."""
+    async def opened(self, extent: Extent) -> AsyncIterator[tuple[LedgerReader, Batches]]:
+        """Open a closed extent: the ledger that holds it, and an iterator over its entries. Raises `LedgerNotFound`."""
         assert extent.last is not None
         async with self._parts.client.open(extent.storage, password=self._parts.password) as ledger:
-            yield await extent_batches(ledger, extent, extent.first, extent.last)
+            yield ledger, await extent_batches(ledger, extent, extent.first, extent.last)
 
     # -- rewriting -----------------------------------------------------------------------------------------------
     async def swap(self, rewritten: Sequence[Rewritten]) -> list[int]:
@@ -390,13 +391,11 @@ class Compactor:
         `moved`: is awaited after each batch, with the bytes read, the bookies of the new ledger, and the bytes of all
         copies written to them.
         """
-        last = extent.last
-        assert last is not None
         ids: list[int] = []
         size = 0
         async with self._new_ledger(extent) as writer:
-            async with self._parts.client.open(extent.storage, password=self._parts.password) as ledger:
-                async for batch in await extent_batches(ledger, extent, extent.first, last):
+            async with self.opened(extent) as (ledger, batches):
+                async for batch in batches:
                     rows = zip(batch.entry_ids, batch.payloads(), strict=True)
                     kept = [(entry_id, entry) for entry_id, entry in rows if not goes[entry_id - extent.first]]
                     kept_size = sum(len(entry) for _, entry in kept)

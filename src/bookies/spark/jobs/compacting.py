@@ -242,7 +242,7 @@ class Scan(Struct, frozen=True):
         client = await worker.client(self.uri, ClientConfig())
         try:
             compactor, bookies = await _compactor(client, self.log, extent)
-            async with compactor.opened(extent) as batches:
+            async with compactor.opened(extent) as (_, batches):
                 async for batch in batches:
                     yield batch
                     await paces.spent(bookies, batch.size)

@@ -75,9 +75,8 @@ def _illegal(commit: Commit) -> str:
     problem = illegality(commit.before, commit.after, Author.RECOVERY)
     if problem and commit.author.startswith("replicator"):  # it recovers ledgers before it replaces bookies
         return illegality(commit.before, commit.after, Author.REPLICATOR)
-    if problem and commit.author.startswith(
-        ("leader", "last", "job", "roller")
-    ):  # these recover old ledgers, and write new ones
+    # These recover old ledgers, and write new ones.
+    if problem and commit.author.startswith(("leader", "last", "job", "roller")):
         return illegality(commit.before, commit.after, Author.WRITER)
     return problem
 
