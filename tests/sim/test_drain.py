@@ -462,3 +462,42 @@ def test_listings_of_a_server_that_lags_behind_start_no_storm(seed: int) -> None
         assert count < 300
 
     run(scenario, seed, bookies=6)
+
+
+def test_a_lagging_server_does_not_hide_what_has_begun_to_name_the_bookie() -> None:
+    """The last look sees a record that a writer without another choice changed just before it."""
+
+    async def scenario(world: World) -> None:
+        drain, other = drain_of(world), world.cluster.new_client("other")
+        await other.participant.create_task(world.cluster.open_client(other))
+
+        async def begun() -> DrainPlan:
+            await drain.start()
+            await drain.begin()
+            return await drain.plan()
+
+        async def opened() -> Any:
+            writer = await other.client.create(ensemble=3, write_quorum=3, ack_quorum=2)
+            await writer.append(b"before")
+            return writer
+
+        plan = await world.act(begun())
+        await asyncio.sleep(1)
+        writer = await other.participant.create_task(opened())
+        assert not world.record(writer.ledger_id).names(B1)
+        world.cluster.store.lag(world.user.name)
+        used = world.record(writer.ledger_id).last_ensemble
+        world.kill(*(each for each in world.cluster.bookies if each not in (B1, *used[1:])))
+
+        async def names_it() -> bool:
+            await other.participant.create_task(writer.append(b"after"))
+            return world.record(writer.ledger_id).names(B1)
+
+        await world.until(names_it)
+        result = await world.act(drain.run(plan))
+        drain.stop()
+        assert not result.is_empty
+        assert {each.ledger_id for each in result.blocked} == {writer.ledger_id}
+        await other.participant.create_task(writer.close())
+
+    run(scenario)

@@ -297,6 +297,8 @@ class Drain:
                 except LedgerNotFound:
                     return
 
+            # Once its own write has come back, this session reads what was changed before it, whichever server it asks.
+            await self._note("it is looked at what is left")
             result.unreadable = await self._visit_records(collect)
             self._work.settle(todo, left)
             if not left:

@@ -275,6 +275,8 @@ class SimDriver(MemoryDriver):
         if loses_request:
             raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
         result = await self._in_store(work)
+        if is_update:
+            store.lagging.pop(self._host, None)  # The server that answers has all that was changed before.
         if loses_reply:
             raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
         await self._travel(STORE_HOST, self._host, deadline, delays_s[1])
