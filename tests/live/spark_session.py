@@ -37,7 +37,6 @@ def spark_session(directory: pathlib.Path) -> Any:
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.python.daemon.module", "tests.live.spark_daemon")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
