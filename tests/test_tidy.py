@@ -95,6 +95,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "bench",
         "chaos",
         "demo",
+        "chaos/soak",
         "commands",
     ),
 }

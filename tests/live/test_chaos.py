@@ -108,6 +108,7 @@ def test_an_interrupted_run_leaves_nothing(
         (("--soak", 0), "--soak 0: must be more than 0"),
         (("--soak", 1, "--namespaces"), "--soak injects no faults"),
         (("--soak", 1, "--bookies", 3), "--bookies 3: must be 4 to 20"),
+        (("--spark",), "--spark needs --soak"),
     ],
 )
 def test_wrong_use_is_said_before_anything_is_started(words: tuple[object, ...], sentence: str) -> None:

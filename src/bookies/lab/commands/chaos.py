@@ -31,6 +31,8 @@ SHOWN_MAX = 50  # violations that the table shows
 def _run(arguments: argparse.Namespace) -> Report:
     if arguments.soak is not None:
         return _soak(arguments)
+    if arguments.spark:
+        raise UsageError("--spark needs --soak: without it no logs are written")
     from bookies.lab.chaos import Chaos, Proxied, chaos_namespaces
     from bookies.lab.chaos.chaos_recovery import HEALERS
     from bookies.lab.chaos.chaos_run import CLIENTS
@@ -82,19 +84,23 @@ def _run(arguments: argparse.Namespace) -> Report:
 
 def _soak(arguments: argparse.Namespace) -> Report:
     from bookies.admin.shared.common import run_async
-    from bookies.lab.chaos.chaos_soak import Soak
+    from bookies.lab.chaos.soak.soak import Soak
+    from bookies.lab.chaos.soak.soak_stream import require_spark
 
     if not arguments.soak > 0:
         raise UsageError(f"--soak {arguments.soak:g}: must be more than 0")
     if arguments.namespaces or arguments.hostile or arguments.no_recovery:
         raise UsageError("--soak injects no faults: run --namespaces, --hostile or --no-recovery without it")
+    if arguments.spark:
+        require_spark()
     if not BOOKIES_MIN_SOAK <= arguments.bookies <= BOOKIES_MAX:
         raise UsageError(f"--bookies {arguments.bookies}: must be {BOOKIES_MIN_SOAK} to {BOOKIES_MAX}")
     with _directory(arguments.directory) as (directory, keep):
         _show(
             f"{arguments.bookies} bookies, {arguments.soak:g} min, seed {arguments.seed}; data and logs in {directory}"
         )
-        soak = Soak(directory, arguments.seed, arguments.bookies, 60 * arguments.soak, _show)
+        minutes, streams = arguments.soak, arguments.spark
+        soak = Soak(directory, arguments.seed, arguments.bookies, 60 * minutes, _show, streams=streams)
         try:
             run_async(soak.run)
         except BaseException:
@@ -175,6 +181,7 @@ VERBS = (
         Option("--bookies N", "number of bookies (default 5)", int, default=5),
         Option("--hostile", "add one bookie that sends garbled responses", bool),
         Option("--soak MINUTES", "no faults, but a long life at half load; print what grew", float),
+        Option("--spark", "with --soak: a Spark stream follows the logs, and is killed now and then", bool),
         Option("--namespaces", "give every process a network namespace and disks of its own; needs root", bool),
         Option("--jars DIR", "with --namespaces: Apache's jars, for ZooKeeper as metadata store (default: etcd)"),
         Option("--apache N", "number of Apache's bookies to add (needs --jars; default 0)", int, default=0),

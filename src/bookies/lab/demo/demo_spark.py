@@ -31,14 +31,14 @@ def line_digest(place: int, line: bytes) -> int:
 
 def main() -> int:
     arguments = argparse.Namespace(**json.loads(sys.argv[1]))
-    threading.Thread(target=_end_with_owner, daemon=True).start()
+    threading.Thread(target=end_with_owner, daemon=True).start()
     from bookies.spark.base import java
 
     java.use()
     import bookies.spark
 
     begin = time.monotonic()
-    spark = _session()
+    spark = session("bookies demo")
     bookies.spark.register(spark)
     try:
         started = time.monotonic()
@@ -50,18 +50,19 @@ def main() -> int:
     return 0
 
 
-def _end_with_owner() -> None:
+def end_with_owner() -> None:
     """Kill this process group, Java included, when standard input ends: the parent process has ended."""
     if os.getpgrp() == os.getpid() and not os.read(0, 1):
         os.killpg(0, signal.SIGKILL)
 
 
-def _session() -> Any:
+def session(name: str) -> Any:
+    """Start a Spark session in this process, for a job of little data."""
     from pyspark.sql import SparkSession
 
     return (
         SparkSession.builder.master("local[2]")
-        .appName("bookies demo")
+        .appName(name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")

@@ -2,7 +2,8 @@
 
 Writers create ledgers and seal them; above `ledgers_max` the oldest are deleted. Logs are rolled, truncated and tailed.
 Bookies collect, compact, scrub and repair in short intervals. Operators work in turn: a rolling restart, the loss of a
-bookie's disks, which are emptied by the documented steps and return as a new bookie, a requested compaction.
+bookie's disks, which are emptied by the documented steps and return as a new bookie, a requested compaction. With
+`--spark` a streaming query follows the logs too, and the operators kill it.
 
 All clients are in this process, so its memory, descriptors and threads are samples of the client library.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import csv
 import os
 import pathlib
 import random
@@ -21,19 +21,22 @@ import sqlite3
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.cluster.local_cluster import START_S, STOP_S, LocalBookie
-from bookies.errors import BookKeeperError, LedgerNotFound
+from bookies.errors import BookKeeperError, CursorBehind, LedgerNotFound
 from bookies.lab.bench.bench_drive import memory_kib
 from bookies.lab.chaos.chaos_checker import Checker, LastCheck
 from bookies.lab.chaos.chaos_history import payload_of
 from bookies.lab.chaos.chaos_processes import last_line
 from bookies.lab.chaos.chaos_recovery import HealingCheck, check_healing
+from bookies.lab.chaos.soak.soak_log import log_number, log_payload
+from bookies.lab.chaos.soak.soak_samples import Samples
+from bookies.lab.chaos.soak.soak_stream import Stream
 from bookies.metadata.embedded.embedded import FILE_NAME
 from bookies.protocol.log import Position
 
@@ -68,15 +71,13 @@ LEDGER_ENTRIES = (20, 60, 150, 400)
 BATCH = 20
 CALIBRATE_S = 8.0
 LOAD = 0.5  # share of the measured peak
-LOG_PAYLOAD_SIZE = 200
 ROLL_SIZE = 256 << 10  # of a log
 LOG_KEPT = 20_000  # entries of a log that truncation leaves
 OPERATION_S = 60.0  # bound of one operation; none may fail for good
 RETRY_S = 0.5
 PAUSE_S = 5.0  # between two steps of the operators
+STREAM_ROUNDS = 5  # of the operators, between two kills of the query: its memory is a sample, too
 SAMPLE_S = 5.0
-BARS = "▁▂▃▄▅▆▇█"
-BARS_MAX = 40
 
 
 class Rate:
@@ -91,51 +92,6 @@ class Rate:
             now = time.monotonic()
             self._next_s = max(self._next_s, now - 1.0) + count / self.per_s
             await asyncio.sleep(max(0.0, self._next_s - now))
-
-
-class Samples(Struct):
-    """Values over time, by name. `rows`: seconds since `began_s` -> values."""
-
-    rows: list[tuple[float, dict[str, float]]] = field(default_factory=list)
-    began_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.began_s
-
-    def summary(self) -> list[tuple[str, float, float, float, str]]:
-        """Return (name, first, last, slope per minute over the second half, sparkline) for each name."""
-        later = self.rows[len(self.rows) // 2 :]
-        result = []
-        for name in self.rows[0][1] if self.rows else ():
-            values = [row[name] for _, row in self.rows]
-            slope = 60 * slope_of([at_s for at_s, _ in later], [row[name] for _, row in later])
-            result.append((name, values[0], values[-1], slope, sparkline(values)))
-        return result
-
-    def write(self, path: pathlib.Path) -> None:
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["seconds", *(self.rows[0][1] if self.rows else ())])
-            writer.writerows([round(at_s, 1), *row.values()] for at_s, row in self.rows)
-
-
-def slope_of(times: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope of the least-squares line; 0 for fewer than two points."""
-    count = len(times)
-    if count < 2:
-        return 0.0
-    middle, level = sum(times) / count, sum(values) / count
-    spread = sum((at_s - middle) ** 2 for at_s in times)
-    return sum((at_s - middle) * (value - level) for at_s, value in zip(times, values, strict=True)) / spread
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return at most `BARS_MAX` bars, from 0 to the largest value."""
-    step = max(1, -(-len(values) // BARS_MAX))
-    peaks = [max(values[start : start + step]) for start in range(0, len(values), step)]
-    top = max(peaks, default=0) or 1
-    return "".join(BARS[round(peak / top * (len(BARS) - 1))] for peak in peaks)
 
 
 class _Log(Struct):
@@ -159,17 +115,18 @@ class Soak:
         bookies: int,
         seconds: float,
         progress: Callable[[str], None],
-        ledgers_max: int = LEDGERS_MAX,
+        *,
+        streams: bool = False,
     ) -> None:
         self.directory, self.seconds, self.progress = directory, seconds, progress
         self.checker = Checker()
         self.counts: Counter[str] = Counter()
         self.samples = Samples()
         self._random = random.Random(seed)
-        self._ledgers_max = ledgers_max
         self._cluster = LocalCluster(directory / "bk-data", bookies, lease_ms=LEASE_MS, settings=SETTINGS)
         self._sealed: deque[tuple[int, int]] = deque()  # (ledger, its last entry), oldest first
         self._logs = {f"soak{number}": _Log() for number in range(1, LOGS + 1)}
+        self._stream = Stream(directory, self._cluster.metadata_uri, list(self._logs)) if streams else None
         self._rate = Rate()
         self._stopping = asyncio.Event()
         self.took_s = 0.0
@@ -187,6 +144,8 @@ class Soak:
         finally:
             self.took_s = self.samples.elapsed_s
             self.samples.write(self.directory / "soak.csv")
+            if self._stream is not None:
+                self._stream.kill()
             await asyncio.to_thread(self._cluster.stop)
 
     async def _live(self, client: Client) -> None:
@@ -203,6 +162,8 @@ class Soak:
             peak = (self.checker.counts["entries acknowledged"] + of_logs) / CALIBRATE_S
             self._rate.per_s = LOAD * peak
             self.progress(f"peak {peak:,.0f} entries/s; going on with {self._rate.per_s:,.0f}")
+            if self._stream is not None:
+                self._stream.start()
             group.create_task(self._sample())
             group.create_task(self._operate())
             await asyncio.sleep(max(0.0, self.seconds - CALIBRATE_S))
@@ -237,7 +198,7 @@ class Soak:
     async def _write_ledgers(self, client: Client, choices: random.Random) -> None:
         while not self._stopping.is_set():
             await self._persist("write a ledger", lambda: self._write_ledger(client, choices.choice(LEDGER_ENTRIES)))
-            while len(self._sealed) > self._ledgers_max and not self._stopping.is_set():
+            while len(self._sealed) > LEDGERS_MAX and not self._stopping.is_set():
                 ledger_id, _ = self._sealed.popleft()
                 await self._persist("delete", lambda: self._delete(client, ledger_id))  # noqa: B023
 
@@ -306,7 +267,7 @@ class Soak:
         await self._rate.wait(BATCH)
         log = self._logs[name]
         numbers = range(log.next, log.next + BATCH)
-        last = await writer.append_many([_log_payload(name, number) for number in numbers], timeout=OPERATION_S)
+        last = await writer.append_many([log_payload(name, number) for number in numbers], timeout=OPERATION_S)
         log.next += BATCH
         positions = log.positions
         positions.append((numbers[-1], last))
@@ -314,8 +275,12 @@ class Soak:
             while numbers[-1] - positions[0][0] > LOG_KEPT // 2:
                 number, position = positions.popleft()
             log.first = number + 1
-            await writer.truncate(position.next, timeout=OPERATION_S)
-            self.counts["truncations of logs"] += 1
+            try:
+                await writer.truncate(position.next, timeout=OPERATION_S)
+            except CursorBehind:  # of the query, which has just been killed: the next truncation passes it
+                self.counts["truncations held back"] += 1
+            else:
+                self.counts["truncations of logs"] += 1
 
     async def _tail_log(self, client: Client, name: str) -> None:
         """Follow a log. Entries arrive in order; only an append of unknown outcome, repeated, arrives twice."""
@@ -326,7 +291,7 @@ class Soak:
             nonlocal seen, position
             async with client.log(name).open(timeout=OPERATION_S) as reader:
                 async for entry in reader.tail(position):
-                    number = _log_number(name, bytes(entry.payload))
+                    number = log_number(name, bytes(entry.payload))
                     if number is None or (seen >= 0 and number > seen + 1):
                         self.checker.violated("none lost", f"log {name}: entry {number} follows {seen}")
                     seen, position = max(seen, -1 if number is None else number), entry.position.next
@@ -345,7 +310,7 @@ class Soak:
         following, log = None, self._logs[name]
         async with client.log(name).open(timeout=OPERATION_S) as reader:
             async for entry in reader.read():
-                number = _log_number(name, bytes(entry.payload))
+                number = log_number(name, bytes(entry.payload))
                 if number is None or (following is not None and number > following):
                     self.checker.violated("none lost", f"log {name}: entry {number} is where {following} was expected")
                     return
@@ -356,6 +321,24 @@ class Soak:
         if (following or 0) < log.next:
             text = f"log {name} ends before {following}, but {log.next:,} were acknowledged"
             self.checker.violated("none lost", text)
+
+    async def _verify_stream(self, stream: Stream) -> None:
+        """Wait until the query has delivered what was acknowledged; take over what it has found."""
+        deadline = time.monotonic() + OPERATION_S
+        while behind := [
+            f"{name} at {seen[1]:,} of {log.next - 1:,}"
+            for name, log in self._logs.items()
+            if (seen := stream.state["seen"].get(name, (-1, -1)))[1] < log.next - 1
+        ]:
+            if time.monotonic() > deadline:
+                self.checker.violated("in time", f"the query did not come to the end of the logs: {', '.join(behind)}")
+                break
+            await asyncio.sleep(RETRY_S)
+        state = stream.state
+        for text in state["violations"]:
+            self.checker.violated("stream", text)
+        for name in ("rows", "repeated", "failures"):
+            self.counts[f"stream: {name}"] = state[name]
 
     # -- operators -----------------------------------------------------------------------------------------------
     async def _operate(self) -> None:
@@ -373,6 +356,9 @@ class Soak:
                 return
             await self._bk("bookie", "compact", "--major", "--wait")
             self.counts["requested compactions"] += 1
+            if self._stream is not None and self.counts["rolling restarts"] % STREAM_ROUNDS == 1:
+                await asyncio.to_thread(self._stream.restart)
+                self.counts["streams killed"] += 1
 
     async def _stops_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -434,7 +420,8 @@ class Soak:
     def _measure(self) -> dict[str, float]:
         bookies = [pid for pid in self._cluster.pids() if os.path.exists(f"/proc/{pid}/fd")]
         row: dict[str, float] = {"ledgers": len(self._sealed)}
-        for name, pids in (("bookies", bookies), ("client", [os.getpid()])):
+        spark = [] if self._stream is None else [("spark", self._stream.pids())]
+        for name, pids in (("bookies", bookies), ("client", [os.getpid()]), *spark):
             row[f"{name}: memory, MB"] = _sum(pids, lambda pid: memory_kib(pid, "VmRSS") / 1_000)
             row[f"{name}: descriptors"] = _sum(pids, lambda pid: len(os.listdir(f"/proc/{pid}/fd")))
             row[f"{name}: threads"] = _sum(pids, lambda pid: len(os.listdir(f"/proc/{pid}/task")))
@@ -476,6 +463,8 @@ class Soak:
         await last_check.run(client)
         for name in self._logs:
             await self._verify_log(client, name)
+        if self._stream is not None:
+            await self._verify_stream(self._stream)
         records = [record async for record in client.ledgers(label=LABEL)]
         await check_healing(HealingCheck(self.checker), client, self._cluster.metadata_uri, records)
         self.counts["ledgers verified"], self.counts["entries verified"] = last_check.ledgers, last_check.entries
@@ -490,14 +479,3 @@ def _sum(items: Iterable[object], value: Callable[..., float]) -> float:
         with contextlib.suppress(OSError):
             total += value(item)
     return round(total, 1)
-
-
-def _log_payload(name: str, number: int) -> bytes:
-    return f"{name} {number} ".encode().ljust(LOG_PAYLOAD_SIZE, b".")
-
-
-def _log_number(name: str, payload: bytes) -> int | None:
-    """Return the number in an entry's content; None if no writer has written it."""
-    words = payload.split(b" ")
-    number = int(words[1]) if len(words) > 1 and words[1].isdigit() else -1
-    return number if payload == _log_payload(name, number) else None

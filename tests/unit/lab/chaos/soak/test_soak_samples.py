@@ -1,4 +1,4 @@
-"""Samples of `bk chaos --soak`, and the content of its logs' entries."""
+"""Samples of `bk chaos --soak`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from bookies.lab.chaos.chaos_soak import BARS, BARS_MAX, Samples, _log_number, _log_payload, slope_of, sparkline
+from bookies.lab.chaos.soak.soak_samples import BARS, BARS_MAX, Samples, slope_of, sparkline
 
 
 def test_the_slope_is_that_of_the_second_half(tmp_path: pathlib.Path) -> None:
@@ -34,11 +34,3 @@ def test_a_sparkline_shows_peaks() -> None:
     bars = sparkline([1.0] * 500 + [8.0] + [1.0] * 499)
     assert len(bars) <= BARS_MAX
     assert bars.count(BARS[-1]) == 1
-
-
-def test_the_content_of_a_logs_entry_names_it() -> None:
-    payload = _log_payload("log", 17)
-    assert _log_number("log", payload) == 17
-    assert [_log_number("log", wrong) for wrong in (b"", b"log x ", payload[:-1], _log_payload("other", 17))] == [
-        None
-    ] * 4

@@ -1,0 +1,1 @@
+"""Hours of ordinary life, see `bk chaos --soak`."""
