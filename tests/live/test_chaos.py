@@ -105,6 +105,7 @@ def test_an_interrupted_run_leaves_nothing(
         (("--namespaces", "--hostile"), "--namespaces and --hostile exclude each other"),
         (("--jars", "folder"), "--jars needs --namespaces"),
         (("--namespaces", "--apache", 1), "--apache needs --jars"),
+        (("--namespaces", "--apache-clients"), "--apache-clients needs --jars"),
         (("--soak", 0), "--soak 0: must be more than 0"),
         (("--soak", 1, "--namespaces"), "--soak injects no faults"),
         (("--soak", 1, "--bookies", 3), "--bookies 3: must be 4 to 20"),

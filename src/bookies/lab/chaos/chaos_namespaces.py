@@ -29,7 +29,7 @@ from bookies.admin.shared import UsageError
 from bookies.errors import BookKeeperError
 from bookies.lab.chaos.chaos_clock import set_clock
 from bookies.lab.chaos.chaos_plan import LONG_S, SHORT_S, Hit, duration_s
-from bookies.lab.chaos.chaos_processes import OrderedProcess, Program
+from bookies.lab.chaos.chaos_processes import APACHE, CLIENT, OrderedProcess, Program
 from bookies.lab.chaos.chaos_switch import HUB
 
 STORE = "store"
@@ -181,7 +181,8 @@ class Namespaces:
         self._directory, self._seed, self._jars = directory, seed, jars
         self._apache = [f"a{number}" for number in range(1, apache + 1)]
         self._bookies = [*(f"b{number}" for number in range(1, bookies + 1)), *self._apache]
-        self._writers = [name for name in others if name.startswith("writer")]
+        self._writers = [name for name in others if "writer" in name]
+        self._foreign = {*self._apache, *(name for name in others if name.startswith(APACHE))}
         self._nodes = [*self._bookies, *others]
         names = [HUB, STORE, *self._nodes]
         self._addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
@@ -195,6 +196,9 @@ class Namespaces:
     def start(self, bookies: Sequence[LocalBookie]) -> None:
         for folder in ("disks", "clocks"):
             (self._directory / folder).mkdir()
+        if self._foreign - set(self._apache):
+            source = pathlib.Path(__file__).with_name("ApacheClient.java")
+            _run("javac", "-nowarn", "-d", str(self._directory / "classes"), "-cp", f"{self._jars}/*", str(source))
         self._set_clocks(0)
         parameters = {"nodes": self._addresses, "seed": self._seed}
         self._switch = OrderedProcess("bookies.lab.chaos.chaos_switch", self._directory / "switch.log", parameters)
@@ -239,6 +243,12 @@ class Namespaces:
     def prefix(self, node: str) -> list[str]:
         return [*self._network(node), sys.executable, "-P", "-m", "bookies.lab.chaos.chaos_clock", self._clock(node)]
 
+    def client(self, node: str) -> list[str]:
+        if node in self._foreign:
+            classes = f"{self._directory / 'classes'}:{self._jars}/*"
+            return [*self._network(node), *JAVA, "-cp", classes, "ApacheClient"]
+        return [*self.prefix(node), *CLIENT]
+
     def serves(self, bookie: LocalBookie) -> None:
         """Clients reach the bookie's own address."""
 
@@ -269,7 +279,7 @@ class Namespaces:
         if fault.endswith(" store") and not fault.startswith("isolated"):
             return self._hit_store(fault, choices)
         if fault == "step clock":
-            ours = [node for node in self._nodes if node not in self._apache]
+            ours = [node for node in self._nodes if node not in self._foreign]
             name, step_s = choices.choice(ours), choices.choice(CLOCK_STEPS_S)
             set_clock(pathlib.Path(self._clock(name)), step_s)
             return Hit(f"{name} {step_s:+,} s")

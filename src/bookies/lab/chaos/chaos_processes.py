@@ -19,6 +19,9 @@ from typing import Any
 from bookies.errors import BookKeeperError
 from bookies.lab.chaos.chaos_history import HistoryReader
 
+CLIENT = (sys.executable, "-P", "-m", "bookies.lab.chaos.chaos_client")
+APACHE = "a-"  # begins the roles of Apache's clients; an interface has 15 characters
+
 
 class Program:
     """Process of any program. `log` receives stderr, and stdout unless `has_output`."""
@@ -126,10 +129,10 @@ class OrderedProcess(ChaosProcess):
         return statistics
 
 
-class ClientProcess(ChaosProcess):
-    """Client process, see `chaos_client`. `name`: role, number, and the count of its restarts, from 1.
+class ClientProcess(Program):
+    """Client process, see `chaos_client`, or Apache's. `name`: role, number, and the count of its restarts, from 1.
 
-    `parameters`: `metadata`, `bookies`, `least_ack_quorum`.
+    `command`: without its parameters, which are `metadata`, `bookies`, `least_ack_quorum` and what is known here.
     """
 
     def __init__(
@@ -139,15 +142,16 @@ class ClientProcess(ChaosProcess):
         life: int,
         directory: pathlib.Path,
         seed: int,
-        prefix: Sequence[str],
+        command: Sequence[str],
         **parameters: object,
     ) -> None:
         self.role, self.number, self.life = role, number, life
+        self.is_apache = role.startswith(APACHE)
         self.name = f"{role}{number}.{life}"
         self.is_stopped = False
         history = str(directory / f"{self.name}.history")
         parameters |= {"role": role, "history": history, "seed": f"{seed}/{self.name}"}
-        super().__init__("bookies.lab.chaos.chaos_client", directory / f"{self.name}.log", parameters, prefix=prefix)
+        super().__init__([*command, json.dumps(parameters)], directory / f"{self.name}.log")
         self._history = HistoryReader(history)
 
     def read_new(self) -> Iterator[dict[str, Any]]:
@@ -158,8 +162,8 @@ class ClientProcess(ChaosProcess):
         self._history.close()
 
     def print_tasks(self) -> None:
-        """Make the process print to its log what each of its tasks waits for."""
-        self.send(signal.SIGUSR1)
+        """Make the process print to its log what each of its tasks, or of its threads, waits for."""
+        self.send(signal.SIGQUIT if self.is_apache else signal.SIGUSR1)
 
 
 def last_line(log: pathlib.Path) -> str:

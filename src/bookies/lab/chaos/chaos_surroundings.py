@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bookies.admin.cluster.local_cluster import LocalBookie
 from bookies.lab.chaos.chaos_plan import Hit, duration_s
-from bookies.lab.chaos.chaos_processes import OrderedProcess
+from bookies.lab.chaos.chaos_processes import CLIENT, OrderedProcess
 
 # Faults during which a bookie may count as lost.
 LONG_FAULTS = (
@@ -39,6 +39,9 @@ class Surroundings(Protocol):
 
     def prefix(self, node: str) -> list[str]:
         """Return the words before the command of a node's process."""
+
+    def client(self, node: str) -> list[str]:
+        """Return the command of a client's process, without its parameters."""
 
     def serves(self, bookie: LocalBookie) -> None:
         """Note that a bookie listens on a new port."""
@@ -96,6 +99,9 @@ class Proxied:
 
     def prefix(self, node: str) -> list[str]:
         return []
+
+    def client(self, node: str) -> list[str]:
+        return [*CLIENT]
 
     def serves(self, bookie: LocalBookie) -> None:
         self._order("backend", bookie=bookie.id, port=bookie.port)

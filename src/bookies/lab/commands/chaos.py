@@ -35,7 +35,7 @@ def _run(arguments: argparse.Namespace) -> Report:
         raise UsageError("--spark needs --soak: without it no logs are written")
     from bookies.lab.chaos import Chaos, Proxied, chaos_namespaces
     from bookies.lab.chaos.chaos_recovery import HEALERS
-    from bookies.lab.chaos.chaos_run import CLIENTS
+    from bookies.lab.chaos.chaos_run import APACHE_ROLES, CLIENTS
 
     if not arguments.minutes > 0:
         raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
@@ -44,8 +44,11 @@ def _run(arguments: argparse.Namespace) -> Report:
     bookies_min = BOOKIES_MIN_HOSTILE if arguments.hostile else BOOKIES_MIN
     if not bookies_min <= arguments.bookies <= BOOKIES_MAX:
         raise UsageError(f"--bookies {arguments.bookies}: must be {bookies_min} to {BOOKIES_MAX}")
-    if arguments.apache and not arguments.jars:
-        raise UsageError("--apache needs --jars: name the folder with Apache's jars, of the bookie and of ZooKeeper")
+    if (arguments.apache or arguments.apache_clients) and not arguments.jars:
+        option = "--apache" if arguments.apache else "--apache-clients"
+        raise UsageError(f"{option} needs --jars: name the folder with Apache's jars, of the bookie and of ZooKeeper")
+    if arguments.apache_clients and shutil.which("javac") is None:
+        raise UsageError("--apache-clients needs javac: install a JDK (Debian: openjdk-17-jdk-headless)")
     if arguments.jars and not arguments.namespaces:
         raise UsageError("--jars needs --namespaces; without it the run has its own embedded metadata store")
     if arguments.namespaces:
@@ -56,14 +59,17 @@ def _run(arguments: argparse.Namespace) -> Report:
         seconds = 60 * arguments.minutes
         heals = not arguments.hostile and not arguments.no_recovery
         _show(f"{arguments.bookies} bookies, {seconds:g} s, seed {arguments.seed}; data and logs in {directory}")
+        roles = APACHE_ROLES if arguments.apache_clients else ()
+        nodes = (*CLIENTS, *HEALERS, *(f"{role}1" for role in roles))
         surroundings: Proxied | chaos_namespaces.Namespaces = Proxied(directory)
         if arguments.namespaces:
             surroundings = chaos_namespaces.Namespaces(
-                directory, arguments.seed, arguments.bookies, (*CLIENTS, *HEALERS), arguments.jars, arguments.apache
+                directory, arguments.seed, arguments.bookies, nodes, arguments.jars, arguments.apache
             )
         chaos = Chaos(
             directory, arguments.seed, arguments.bookies, seconds, _show, surroundings, arguments.hostile, heals
         )
+        chaos.apache_roles = roles
         try:
             report = chaos.run()
         except BaseException:
@@ -185,6 +191,7 @@ VERBS = (
         Option("--namespaces", "give every process a network namespace and disks of its own; needs root", bool),
         Option("--jars DIR", "with --namespaces: Apache's jars, for ZooKeeper as metadata store (default: etcd)"),
         Option("--apache N", "number of Apache's bookies to add (needs --jars; default 0)", int, default=0),
+        Option("--apache-clients", "add a writer, a reader and a recoverer of Apache's (needs --jars)", bool),
         Option("--no-recovery", "run without auto-recovery; implied by --hostile", bool),
         Option("--directory DIR", "new or empty directory for the data, which is kept (default: temporary)"),
         Option("--json", "print one JSON document on stdout", bool),
