@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import cast
 
@@ -38,6 +39,7 @@ SETTINGS: dict[str, object] = {
 }
 
 
+@cache
 def entry_body(ledger_id: int, entry_id: int, version: int = 0, size: int = 60, has_digest: bool = True) -> bytes:
     """An entry with a CRC32C, or with four bytes that prove nothing."""
     header = struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, size * (entry_id + 1))
@@ -209,6 +211,36 @@ class Promises:
 Script = Callable[[LedgerStore, Promises], Awaitable[None]]
 
 
+class WatchedDisk(SimDisk):
+    """A disk that shows its state at calls, as a crash at the call would leave it.
+
+    `watched`: numbers of the calls. `seen`: called at each of them, with its number.
+    """
+
+    watched = range(0)
+    seen: Callable[[int], None] | None = None
+
+    def enter(
+        self,
+        operation: str,
+        path: str,
+        offset: int = 0,
+        size: int = 0,
+        *,
+        target: str = "",
+        partly: Callable[[float], None] | None = None,
+    ) -> None:
+        if self.seen is not None and not self.is_down and self.call_count + 1 in self.watched:
+            drawn = self.random.getstate()
+            if partly is not None:
+                partly(self.random.random())  # The whole write follows, and gives what it would have given.
+            self.call_count += 1
+            self.seen(self.call_count)
+            self.call_count -= 1
+            self.random.setstate(drawn)
+        super().enter(operation, path, offset, size, target=target, partly=partly)
+
+
 class Machine:
     """A disk, and a storage that lives on it again and again."""
 
@@ -216,7 +248,7 @@ class Machine:
         self, seed: object = 0, *, journals: int = 1, ledgers: int = 1, is_logging: bool = False, **settings: object
     ) -> None:
         self.seed = seed
-        self.disk = SimDisk(Random(f"{seed}/disk"), is_logging=is_logging)
+        self.disk = WatchedDisk(Random(f"{seed}/disk"), is_logging=is_logging)
         self.promises = Promises()
         self.failures: list[BaseException] = []
         self.lives = 0
@@ -283,6 +315,28 @@ class Machine:
 
     def crash(self, loss: Loss) -> None:
         self.disk.crash(loss)
+
+    def victims(
+        self, script: Script, first: int = 1, step: int = 1, *, stops: bool = True
+    ) -> list[tuple[int, Callable[[], Machine]]]:
+        """Live to the end. Return for every `step`-th disk call from `first` on its number, from the start of this
+        life on, and a function that makes machines whose power has failed there.
+
+        They are in the state after `live(script, crash_at=number)`: until its crash each such life would be this one.
+        """
+        disk, begun = self.disk, self.disk.call_count
+        images: list[tuple[int, bytes]] = []
+
+        def seen(number: int) -> None:
+            kept = disk.seen, disk.on_crash, disk.open_files, disk.locks
+            disk.seen, disk.on_crash, disk.open_files, disk.locks = None, None, {}, {}
+            images.append((number - begun, pickle.dumps(self)))
+            disk.seen, disk.on_crash, disk.open_files, disk.locks = kept
+
+        disk.watched, disk.seen = range(begun + first, 1 << 60, step), seen
+        assert self.live(script, stops=stops)
+        disk.seen = None
+        return [(number, partial(pickle.loads, image)) for number, image in images]
 
     def copies(self) -> Callable[[], Machine]:
         """Return a function that makes machines in this state. A sweep so shares the lives before its crashes."""

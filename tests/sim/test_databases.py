@@ -144,14 +144,9 @@ def test_a_crash_at_every_call_of_the_start_that_builds_a_database_again(load: A
     assert machine.live(load)
     machine.disk.unlink(name)
     machine.disk.sync_directory(CURRENT)
-    fresh = machine.copies()
-    first = fresh()
-    before = first.disk.call_count
-    assert first.live(repaired if name == LOCATIONS else _is_served)
-    for number in range(1, first.disk.call_count - before, 3):
-        victim = fresh()
-        if victim.live(_is_served, crash_at=number):
-            continue
+    assert machine.copies()().live(repaired if name == LOCATIONS else _is_served)
+    for number, crashed in machine.victims(_is_served, step=3):
+        victim = crashed()
         victim.crash(LOSSES[number % len(LOSSES)])
         assert victim.live(repaired if name == LOCATIONS else _is_served)
         assert not victim.failures
@@ -456,13 +451,10 @@ def test_a_start_after_the_loss_of_a_directory_denies_nothing_wherever_it_crashe
     losses = tuple(lost_directories.Loss(path, "mark", is_replaced=True) for path in lost)
     kept = [path for path in ("/journal0", "/ledgers0") if path not in lost]
     lost_directories.write(begun.disk, COOKIE, kept, lost_directories.Uses(losses, False, (), tuple(lost)))
-    fresh = begun.copies()
-    number, has_ended = 0, False
-    while not has_ended:
-        machine = fresh()
-        has_ended = machine.live(check_after_loss, crash_at=number, stops=False)
+    victims = begun.victims(check_after_loss, step=5, stops=False)
+    for number, victim in [*victims, (0, lambda: begun)]:  # the last one has ended
+        machine = victim()
         machine.crash((PROCESS_DIES, NOTHING_SURVIVES)[number % 2])
         assert machine.live(check_after_loss)
         assert machine.live(check_after_loss)
         assert not machine.failures
-        number += 5

@@ -50,20 +50,17 @@ def test_a_crash_anywhere_in_the_first_life_with_more_directories(
     assert made.live(before, stops=stops)
     made.crash(PROCESS_DIES)
     made.config = dataclasses.replace(made.config, **GROWTH[growth])
-    grown = made.copies()
-    first = grown()
-    start = first.disk.call_count
-    assert first.live(after)
-    count = first.disk.call_count - start
-    first.check()
-    names = [posixpath.basename(path) for path in first.disk.files("/more/current")]
+    start = made.disk.call_count
+    victims = made.victims(after, 1 + len(growth) % STEP, STEP)
+    count = made.disk.call_count - start
+    made.check()
+    names = [posixpath.basename(path) for path in made.disk.files("/more/current")]
     if growth == "ledger":
         assert {"lastId", "lastMark"} <= set(names)
     else:
         assert [name for name in names if name.endswith(".idx")]
-    for number in range(1 + len(growth) % STEP, count + 1, STEP):
-        victim = grown()
-        assert not victim.live(after, crash_at=number)
+    for number, crashed in victims:
+        victim = crashed()
         victim.crash(WAYS[number % len(WAYS)])
         try:
             victim.check()

@@ -93,9 +93,8 @@ def test_a_crash_while_files_move(machine: Any, body: Body) -> None:
     begin = first.disk.call_count
     assert first.live(writing(body))
     count = first.disk.call_count - begin
-    for number in range(1 + count % STEP, count + 1, STEP):
-        made = copy()
-        assert not made.live(writing(body), crash_at=number)
+    for number, victim in copy().victims(writing(body), 1 + count % STEP, STEP):
+        made = victim()
         made.crash(WAYS[number % len(WAYS)])
         try:
             assert made.live(check_unbroken)

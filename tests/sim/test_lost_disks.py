@@ -98,18 +98,13 @@ def test_a_start_after_a_loss_denies_nothing_wherever_it_crashes(
     assert begun.live(write, stops=False)
     begun.crash(PROCESS_DIES)
     lose(begun, CASES[case], is_replaced=is_replaced)
-    fresh = begun.copies()
-    number = 0
-    while True:
-        made = fresh()
-        has_ended = made.live(check, crash_at=number, stops=False)
+    victims = begun.victims(check, step=STEP, stops=False)
+    for number, victim in [*victims, (0, lambda: begun)]:  # the last one has ended
+        made = victim()
         made.crash((PROCESS_DIES, NOTHING_SURVIVES, Loss(0.5))[number % 3])
         assert made.live(check)
         assert made.live(check)  # the state outlasts an orderly stop
         assert not made.failures
-        if has_ended:
-            break
-        number += STEP
 
 
 def test_ledgers_leave_limbo_when_their_entries_are_back(bookie: Callable[..., Any]) -> None:

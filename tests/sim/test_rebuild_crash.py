@@ -100,9 +100,8 @@ def test_a_crash_while_index_files_are_built_again(machine: Any, body: Body, how
     begin = first.disk.call_count
     assert first.live(during)
     count = first.disk.call_count - begin
-    for number in range(1 + count % STEP, count + 1, STEP):
-        made = fresh()
-        assert not made.live(during, crash_at=number)
+    for number, victim in fresh().victims(during, 1 + count % STEP, STEP):
+        made = victim()
         made.crash(WAYS[number % len(WAYS)])
         try:
             if number % 3 == 0:  # and once more while it is done again

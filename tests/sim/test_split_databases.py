@@ -242,16 +242,13 @@ def test_a_lost_directory_that_is_replaced_takes_no_promise_of_others_with_it(
         with pytest.raises(DataUnknown):
             await promises.add(store, 9, {0: entry_body(9, 0)})
 
-    fresh = begun.copies()
-    call, has_ended = 0, False
-    while not has_ended:
-        machine = fresh()
-        has_ended = machine.live(check_after_loss, crash_at=call, stops=False)
+    victims = begun.victims(check_after_loss, step=53, stops=False)
+    for call, victim in [*victims, (0, lambda: begun)]:  # the last one has ended
+        machine = victim()
         machine.crash((PROCESS_DIES, NOTHING_SURVIVES)[call % 2])
         assert machine.live(check if not crashes else check_after_loss)
         assert machine.live(check_after_loss)
         assert not machine.failures
-        call += 53
 
 
 @pytest.mark.parametrize("lost", ["/ledgers1", "/index1"])
@@ -420,11 +417,9 @@ def test_a_crash_while_directories_with_logs_of_one_name_are_written_and_compact
 
     forget(begun.promises, *gone)
     check: Callable[..., Any] = lambda store, promises: promises.check(store)  # noqa: E731
-    fresh = begun.copies()
-    number, has_ended = 1, False
-    while not has_ended:
-        machine = fresh()
-        has_ended = machine.live(script, crash_at=number)
+    victims = begun.victims(script, step=13)
+    for number, victim in [*victims, (0, lambda: begun)]:  # the last one has ended
+        machine = victim()
         machine.crash(LOSSES[number % len(LOSSES)])
         try:
             if number % 3 == 0:
@@ -435,7 +430,6 @@ def test_a_crash_while_directories_with_logs_of_one_name_are_written_and_compact
         except BaseException as error:
             error.add_note(f"crash at disk call {number}")
             raise
-        number += 13
 
 
 def test_damage_in_a_log_that_directories_share_costs_only_the_damaged_entry(body: Any) -> None:

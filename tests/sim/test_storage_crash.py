@@ -50,17 +50,14 @@ def sweep(
     if prepare is not None:
         assert prepared.live(prepare, stops=False)
         prepared.crash(PROCESS_DIES)
-    fresh = prepared.copies()
-    first = fresh()
-    before = first.disk.call_count
-    assert first.live(script)
-    count = first.disk.call_count - before
-    first.check()
+    before = prepared.disk.call_count
+    victims = prepared.victims(script, step=step)
+    count: int = prepared.disk.call_count - before
+    prepared.check()
     checked: set[bytes] = set()
-    for number in range(1, count + 1, step):
+    for number, fresh in victims:
         victim = fresh()
         way = PROCESS_DIES if only_process_dies else WAYS[number % len(WAYS)]
-        assert not victim.live(script, crash_at=number)
         victim.crash(way)
         if number % 3 == 0 and not only_process_dies:  # and once more while it comes back
             victim.live(lambda store, promises: promises.check(store), crash_at=1 + number * 7 % 60)

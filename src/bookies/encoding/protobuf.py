@@ -77,7 +77,7 @@ def parse(schema: Schema, data: bytes) -> Message:
         if known is None:
             continue
         name, kind = known
-        if isinstance(value, int) is not _is_number(kind) or tag & 7 in (_FIXED32, _FIXED64):
+        if tag & 7 != (_VARINT if _is_number(kind) else _BYTES):
             raise ValueError(f"{name} has wire type {tag & 7}")
         if isinstance(kind, Schema):
             assert isinstance(value, bytes)
@@ -115,6 +115,8 @@ def _parse_value(data: bytes, offset: int, wire_type: int) -> tuple[int | bytes,
 
 def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
     """Return (value, offset after it), unsigned, at most ten bytes. Raises ValueError."""
+    if offset < len(data) and data[offset] < 0x80:  # most of them
+        return data[offset], offset + 1
     value = 0
     for index in range(10):
         if offset + index >= len(data):
