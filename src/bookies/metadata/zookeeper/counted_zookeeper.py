@@ -70,7 +70,7 @@ class CountedZooKeeper:
         await self._zookeeper.delete(path, version, session=session)
 
     def _count_multi(self, operations: Sequence[zookeeper_port.Operation]) -> None:
-        what = "multi create" if any(isinstance(operation, Create) for operation in operations) else "multi"
+        what = "multi create" if Create in map(type, operations) else "multi"
         self._count(what, operations[-1].path)
 
     async def multi(self, operations: Sequence[zookeeper_port.Operation]) -> list[Outcome]:

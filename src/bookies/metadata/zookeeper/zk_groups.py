@@ -31,10 +31,12 @@ _OPERATION_SIZE = 64  # bytes in a request besides path and data, at most
 
 def request_size(operations: Sequence[Operation]) -> int:
     """Return an upper bound of the request's size in bytes."""
-    return sum(
-        len(operation.path) + _OPERATION_SIZE + (len(operation.data) if isinstance(operation, Create | SetData) else 0)
-        for operation in operations
-    )
+    size = 0
+    for operation in operations:
+        size += _OPERATION_SIZE + len(operation.path)
+        if isinstance(operation, (Create, SetData)):
+            size += len(operation.data)
+    return size
 
 
 class _Member:
@@ -121,7 +123,8 @@ class Groups:
         while self._waiting and len(taken) < GROUP_COUNT_MAX:
             member = self._waiting[0]
             if not member.answer.done():  # otherwise its caller was cancelled
-                size += request_size(member.operations)
+                if taken or len(self._waiting) > 1:
+                    size += request_size(member.operations)
                 if taken and size > GROUP_SIZE_MAX:
                     break
                 taken.append(member)

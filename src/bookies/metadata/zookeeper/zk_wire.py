@@ -97,7 +97,8 @@ class Granted(Struct):
 
 # -- requests --------------------------------------------------------------------------------------------------------
 def text(value: str) -> bytes:
-    return buffer(value.encode())
+    encoded = value.encode()
+    return _INT.pack(len(encoded)) + encoded
 
 
 def buffer(value: bytes) -> bytes:
@@ -140,23 +141,24 @@ def watched_path(path: str, is_watched: bool) -> bytes:
 
 def fields(operation: Operation) -> bytes:
     """Return the fields of a change or check."""
-    if isinstance(operation, Create):
-        flags = _EPHEMERAL * operation.is_ephemeral + _SEQUENTIAL * operation.is_sequential
-        return text(operation.path) + buffer(operation.data) + _ACLS[operation.acl] + _INT.pack(flags)
+    if isinstance(operation, Check | Delete):
+        return text(operation.path) + _INT.pack(operation.version)
+    data = operation.data
+    changed = text(operation.path) + _INT.pack(len(data)) + data
     if isinstance(operation, SetData):
-        return text(operation.path) + buffer(operation.data) + _INT.pack(operation.version)
-    return text(operation.path) + _INT.pack(operation.version)
+        return changed + _INT.pack(operation.version)
+    flags = _EPHEMERAL * operation.is_ephemeral + _SEQUENTIAL * operation.is_sequential
+    return changed + _ACLS[operation.acl] + _INT.pack(flags)
 
 
 _CODES: dict[type, Code] = {Create: Code.CREATE, SetData: Code.SET, Delete: Code.DELETE, Check: Code.CHECK}
+_MULTI_HEADERS = {operation: _MULTI_HEADER.pack(code, False, -1) for operation, code in _CODES.items()}
 _MULTI_END = _MULTI_HEADER.pack(-1, True, -1)
 
 
 def transaction(operations: Sequence[Operation]) -> bytes:
     """Return the fields of `MULTI`."""
-    parts = []
-    for operation in operations:
-        parts += [_MULTI_HEADER.pack(_CODES[type(operation)], False, -1), fields(operation)]
+    parts = [_MULTI_HEADERS[type(operation)] + fields(operation) for operation in operations]
     return b"".join([*parts, _MULTI_END])
 
 
@@ -197,7 +199,7 @@ class Reader:
 
     def buffer(self) -> bytes:
         """Read bytes. None, which the protocol knows, counts as empty."""
-        size = max(self.number(), 0)
+        size = max(self._fields(_INT)[0], 0)
         value = self._body[self._at : self._at + size]
         if len(value) < size:
             raise Broken(f"a packet of {len(self._body)} bytes ends in a field of {size}")
