@@ -645,20 +645,18 @@ class ZooKeeperClient:
 
     def _outcomes(self, operations: Sequence[Operation], reader: Reader) -> list[Outcome]:
         """Read the outcomes of a transaction. Raises the first refusal."""
-        results, outcomes = reader.outcomes(), list[Outcome]()
-        if len(results) != len(operations):
-            raise Broken(f"{len(results)} results of {len(operations)} operations")
-        for index, (operation, outcome) in enumerate(zip(operations, results, strict=True)):
-            if not isinstance(outcome, int):
-                outcomes.append(outcome)
-            elif outcome not in (Fault.ROLLED_BACK, Fault.RUNTIME_INCONSISTENCY):
+        outcomes = reader.outcomes()
+        if len(outcomes) != len(operations):
+            raise Broken(f"{len(outcomes)} results of {len(operations)} operations")
+        if int not in map(type, outcomes):
+            return cast(list[Outcome], outcomes)
+        for index, (operation, outcome) in enumerate(zip(operations, outcomes, strict=True)):
+            if isinstance(outcome, int) and outcome not in (Fault.ROLLED_BACK, Fault.RUNTIME_INCONSISTENCY):
                 error = self._translated(_Faulty(outcome), operation.path)
                 if isinstance(error, Refusal):
                     error.index = index
                 raise error
-        if len(outcomes) < len(operations):
-            raise MetadataError(f"ZooKeeper at {self.hosts} refused a transaction on {operations[0].path} unexplained")
-        return outcomes
+        raise MetadataError(f"ZooKeeper at {self.hosts} refused a transaction on {operations[0].path} unexplained")
 
     # -- watches -------------------------------------------------------------------------------------------------
     def _event(self, kind: int, path: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -131,7 +131,7 @@ def _acl(acl: Acl) -> bytes:
     return _INT.pack(1) + _INT.pack(_ALL_RIGHTS) + text(scheme) + text(identity)
 
 
-_ACLS = {acl: _acl(acl) for acl in Acl}
+_OPEN, _CREATOR = _acl(Acl.OPEN), _acl(Acl.CREATOR)
 
 
 def watched_path(path: str, is_watched: bool) -> bytes:
@@ -148,7 +148,7 @@ def fields(operation: Operation) -> bytes:
     if isinstance(operation, SetData):
         return changed + _INT.pack(operation.version)
     flags = _EPHEMERAL * operation.is_ephemeral + _SEQUENTIAL * operation.is_sequential
-    return changed + _ACLS[operation.acl] + _INT.pack(flags)
+    return changed + (_OPEN if operation.acl is Acl.OPEN else _CREATOR) + _INT.pack(flags)
 
 
 _CODES: dict[type, Code] = {Create: Code.CREATE, SetData: Code.SET, Delete: Code.DELETE, Check: Code.CHECK}
@@ -249,13 +249,16 @@ class Reader:
             code, is_end, _ = self._fields(_MULTI_HEADER)
             if is_end:
                 return outcomes
-            if code == Code.CREATE:
-                outcomes.append(self.text())
-            elif code == Code.SET:
-                outcomes.append(self.stat())
-            elif code in (Code.DELETE, Code.CHECK):
-                outcomes.append(None)
-            elif code == -1:
-                outcomes.append(self.number())
-            else:
+            read = _OUTCOMES.get(code)
+            if read is None:
                 raise Broken(f"a result of operation {code} in a transaction")
+            outcomes.append(read(self))
+
+
+_OUTCOMES: dict[int, Callable[[Reader], str | Stat | int | None]] = {
+    Code.CREATE: Reader.text,
+    Code.SET: Reader.stat,
+    Code.DELETE: Reader.nothing,
+    Code.CHECK: Reader.nothing,
+    -1: Reader.number,
+}
