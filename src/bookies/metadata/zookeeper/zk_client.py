@@ -558,7 +558,9 @@ class ZooKeeperClient:
         elif self._end is not None:
             explained = copy.copy(self._end)
         else:
-            explained = OutcomeUnknown(f"the connection to ZooKeeper at {self.hosts} was lost before it answered: {error}")
+            explained = OutcomeUnknown(
+                f"the connection to ZooKeeper at {self.hosts} was lost before it answered: {error}"
+            )
         explained.__cause__ = error
         return explained
 

@@ -73,8 +73,7 @@ class SpentIds:
         return check.path, parse_spent(check.path, data), check.version
 
     async def _list(self, ledger_id: int) -> tuple[bytes, IdSet, Check]:
-        """Return a list's data, its ids, which must not be changed, and the check of its version. Creates a missing one.
-        """
+        """Return a list's data, its ids, not to be changed, and the check of its version. Creates a missing list."""
         path = self._nodes.paths.spent_list(ledger_id)
         while path not in self._lists:
             stored = await self._nodes.read(path)

@@ -141,14 +141,13 @@ def watched_path(path: str, is_watched: bool) -> bytes:
 
 def fields(operation: Operation) -> bytes:
     """Return the fields of a change or check."""
-    if isinstance(operation, Check | Delete):
-        return text(operation.path) + _INT.pack(operation.version)
-    data = operation.data
-    changed = text(operation.path) + _INT.pack(len(data)) + data
+    if isinstance(operation, Create):
+        flags = _EPHEMERAL * operation.is_ephemeral + _SEQUENTIAL * operation.is_sequential
+        acl = _OPEN if operation.acl is Acl.OPEN else _CREATOR
+        return text(operation.path) + buffer(operation.data) + acl + _INT.pack(flags)
     if isinstance(operation, SetData):
-        return changed + _INT.pack(operation.version)
-    flags = _EPHEMERAL * operation.is_ephemeral + _SEQUENTIAL * operation.is_sequential
-    return changed + (_OPEN if operation.acl is Acl.OPEN else _CREATOR) + _INT.pack(flags)
+        return text(operation.path) + buffer(operation.data) + _INT.pack(operation.version)
+    return text(operation.path) + _INT.pack(operation.version)
 
 
 _CODES: dict[type, Code] = {Create: Code.CREATE, SetData: Code.SET, Delete: Code.DELETE, Check: Code.CHECK}

@@ -57,9 +57,8 @@ def most_preferred(
     """
     places = candidates.cluster.places
     chosen = [bookie for bookie in candidates.first if bookie in places and bookie not in exclude][:1]
-    for bookie in candidates.head():
-        if len(chosen) == size:
-            break
+    drawn = candidates.head()
+    while len(chosen) < size and (bookie := next(drawn, None)) is not None:
         if bookie not in chosen and bookie not in exclude:
             chosen.append(bookie)
     if len(chosen) < size:
