@@ -116,10 +116,10 @@ Outcome = str | Stat | None
 
 
 class Answer(Protocol):
-    """What takes the outcome of a request: a future, or an object with these methods of one."""
+    """Takes the outcome of a request: a future, or an object with these methods of one."""
 
     def done(self) -> bool:
-        """Report whether nobody waits for the outcome any more, or it is there."""
+        """Report whether the outcome is not wanted any more, or is there."""
 
     def set_result(self, result: Any, /) -> None: ...
 
