@@ -107,13 +107,11 @@ class _CredentialsRefused(Exception):
 
 
 class _Session(Struct):
-    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag.
-    `lost_count`: the client's sessions that ended before it."""
+    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag."""
 
     number: int = 0  # 0: none yet
     password: bytes = zk_wire.PASSWORD_NONE
     zxid: int = 0
-    lost_count: int = 0
 
 
 class _Watches:
@@ -492,9 +490,8 @@ class ZooKeeperClient:
         return DigestMd5Client(*sasl, cnonce, _DIGEST_URI)
 
     def _forget_session(self) -> None:
-        had_session = self._session.number != 0
-        self._session = _Session(lost_count=self._session.lost_count + had_session)
-        if had_session:
+        ended, self._session = self._session, _Session()
+        if ended.number:
             self._session_lost()
 
     async def _connected(self) -> _Connection:
@@ -550,17 +547,15 @@ class ZooKeeperClient:
 
     def _explained(self, error: Exception, path: str) -> Exception:
         """Return what the caller of a request gets for an error."""
-        explained: Exception
         if isinstance(error, _Faulty):
             explained = self._translated(error, path)
-        elif isinstance(error, TimeoutError):
-            explained = OutcomeUnknown(f"ZooKeeper at {self.hosts} did not answer within {self._timeout_s:g} s")
         elif self._end is not None:
             explained = copy.copy(self._end)
         else:
-            explained = OutcomeUnknown(
-                f"the connection to ZooKeeper at {self.hosts} was lost before it answered: {error}"
-            )
+            server = f"ZooKeeper at {self.hosts}"
+            late, lost = f"{server} did not answer within", f"the connection to {server} was lost before it answered"
+            is_late = isinstance(error, TimeoutError)
+            explained = OutcomeUnknown(f"{late} {self._timeout_s:g} s" if is_late else f"{lost}: {error}")
         explained.__cause__ = error
         return explained
 
@@ -620,24 +615,21 @@ class ZooKeeperClient:
         return await answer
 
     def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
-        connection = self._connection
-        if connection is not None and self._is_settled() and self._end is None:
-            self._send_multi(connection, operations, answer)
-        elif self._end is not None or self._tasks is None:
-            answer.set_exception(copy.copy(self._end or MetadataError(f"no session with {self.hosts} was opened")))
+        if self._end is not None:
+            answer.set_exception(copy.copy(self._end))
+        elif self._connection is not None and self._is_settled():
+            self._send_multi(self._connection, operations, answer)
         else:
+            assert self._tasks is not None, "not opened"
             self._tasks.start(self._start_later(operations, answer), "a transaction that waits for a connection")
 
     async def _start_later(self, operations: Sequence[Operation], answer: Answer) -> None:
         try:
             connection = await self._connected()
-        except BookKeeperError as error:
-            if not answer.done():
-                answer.set_exception(error)
-        except asyncio.CancelledError:  # by `close`
-            if not answer.done() and self._end is not None:
-                answer.set_exception(copy.copy(self._end))
-            raise
+        except (BookKeeperError, asyncio.CancelledError) as error:
+            failure = error if isinstance(error, BookKeeperError) else copy.copy(self._end)  # `close` cancels
+            if failure is not None and not answer.done():
+                answer.set_exception(failure)
         else:
             self._send_multi(connection, operations, answer)
 
