@@ -56,24 +56,26 @@ class _Member:
 class _Group:
     """The transactions of one request, whose answer it takes (`zookeeper_port.Answer`). `ended`: called after it."""
 
-    __slots__ = ("_ended", "_members", "_places", "operations")
+    __slots__ = ("_ended", "_is_done", "_members", "_places", "operations")
 
     def __init__(self, members: Sequence[_Member], ended: Callable[[Sequence[_Member]], None]) -> None:
+        self._is_done = False
         self._members = members
         self._ended = ended
         self.operations, self._places = _joined(members)
 
     def done(self) -> bool:
-        return False  # Its slot among the requests in flight waits, even if no caller does.
+        return self._is_done  # Callers that have given up do not count: the next requests wait for the outcome too.
 
     def set_result(self, outcomes: list[Outcome], /) -> None:
+        self._is_done = True
         for member, indices in zip(self._members, self._places, strict=True):
             if not member.answer.done():
                 member.answer.set_result([outcomes[index] for index in indices])
         self._ended(())
 
     def set_exception(self, error: Exception, /) -> None:
-        is_alone = len(self._members) == 1
+        self._is_done, is_alone = True, len(self._members) == 1
         if isinstance(error, Refusal) and not is_alone:
             self._ended(self._members)
             return
