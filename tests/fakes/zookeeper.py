@@ -18,6 +18,7 @@ from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
 from bookies.metadata.zookeeper.zookeeper_port import (
     ANY_VERSION,
     Acl,
+    Answer,
     Check,
     Create,
     Delete,
@@ -211,6 +212,7 @@ class FakeZooKeeper:
         self._is_closed = False
         self._is_lost = False  # the session is gone, and we have not heard of it
         self._session_lost: Watch = lambda: None
+        self._begun: dict[asyncio.Future[list[Outcome]], None] = {}  # by `start_multi`
 
     async def open(self) -> None:
         await asyncio.sleep(0)
@@ -323,6 +325,20 @@ class FakeZooKeeper:
 
     async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
         return (await self._change(operations))[1]
+
+    def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
+        task = asyncio.ensure_future(self.multi(operations))
+        self._begun[task] = None
+
+        def ended(_: object) -> None:
+            del self._begun[task]
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if isinstance(error, Exception) and not answer.done():
+                answer.set_exception(error)
+            elif error is None and not answer.done():
+                answer.set_result(task.result())
+
+        task.add_done_callback(ended)
 
     def unwatch(self, watch: Watch) -> None:
         self.server.unwatch(self, watch)

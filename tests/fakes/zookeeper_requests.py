@@ -27,7 +27,7 @@ class NotedZooKeeper(FakeZooKeeper):
         self._may_go.set()
 
     async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
-        self.requests.append(operations)
+        self.requests.append(list(operations))
         await self._may_go.wait()
         return await super().multi(operations)
 

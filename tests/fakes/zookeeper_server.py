@@ -53,8 +53,8 @@ def _operation(code: int, reader: Reader) -> Operation:
 
 
 class WireServer:
-    """`server`: the znodes. `is_silent`: it takes up connections and answers nothing. `refusal`: fault
-    that answers credentials.
+    """`server`: the znodes. `is_silent`: it takes up connections and answers nothing. `answers_pings_only`: nothing
+    else. `refusal`: fault that answers credentials.
 
     `connections`: those that are open, the oldest first. `requests`: the operations of all requests, in order.
     """
@@ -62,6 +62,7 @@ class WireServer:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.is_silent = False
+        self.answers_pings_only = False
         self.refusal = 0
         self.sessions: dict[int, bytes] = {}
         self.connections: list[ServerConnection] = []
@@ -139,7 +140,7 @@ class ServerConnection(asyncio.Protocol):
             self._wire.end(self.session)
             self._reply(xid)
             self.transport.close()
-        else:
+        elif not self._wire.answers_pings_only:
             try:
                 self._reply(xid, 0, self._result(code, reader))
             except Refusal as refusal:

@@ -27,34 +27,41 @@ class Schema:
     def __init__(self, fields: Mapping[str, tuple[int, Kind]]) -> None:
         self.by_name = dict(fields)
         self.by_number = {number: (name, kind) for name, (number, kind) in fields.items()}
+        self.tags = {
+            name: pack_varint(number << 3 | (_VARINT if _is_number(kind) else _BYTES))
+            for name, (number, kind) in fields.items()
+        }
 
 
-_SMALL = tuple(bytes([value]) for value in range(0x80))  # of tags, most sizes and small numbers
+# Packed tags, most sizes and small numbers, and -1, which stands for "none" in many records.
+_SMALL = {**{value: bytes([value]) for value in range(0x80)}, -1: b"\xff" * 9 + b"\1"}
 
 
 # -- binary -----------------------------------------------------------------------------------------------------------
 
 
 def pack(schema: Schema, message: Sequence[tuple[str, Value]]) -> bytes:
-    """Pack the fields in the order given, which has to be that of their numbers. Raises ValueError for a huge
-    integer."""
-    out = bytearray()
+    """Pack the fields in the order given, which has to be that of their numbers. A nested message may be packed
+    already. Raises ValueError for a huge integer.
+    """
+    parts = []
+    tags = schema.tags
     for name, value in message:
-        number, kind = schema.by_name[name]
         if isinstance(value, int):
-            out += pack_varint(number << 3 | _VARINT) + pack_varint(_checked(name, value))
+            parts.append(tags[name] + (_SMALL.get(value) or pack_varint(_checked(name, value))))
             continue
         if isinstance(value, list):
+            kind = schema.by_name[name][1]
             assert isinstance(kind, Schema)
             value = pack(kind, value)
-        out += pack_varint(number << 3 | _BYTES) + pack_varint(len(value)) + value
-    return bytes(out)
+        parts.append(tags[name] + pack_varint(len(value)) + value)
+    return b"".join(parts)
 
 
 def pack_varint(value: int) -> bytes:
     """Pack a number in base 128, low digits first; a negative int64 takes ten bytes."""
-    if 0 <= value <= 0x7F:
-        return _SMALL[value]
+    if (small := _SMALL.get(value)) is not None:
+        return small
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:

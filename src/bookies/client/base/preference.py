@@ -73,13 +73,14 @@ def lighter_first(order: Iterable[BookieId], load: Callable[[BookieId], float]) 
     one.
     """
     held: BookieId | None = None
+    held_load = 0.0
     for bookie in order:
-        if held is None:
-            held = bookie
-        elif load(bookie) < load(held):
+        bookie_load = load(bookie)
+        if held is not None and bookie_load < held_load:
             yield bookie
-        else:
+            continue
+        if held is not None:
             yield held
-            held = bookie
+        held, held_load = bookie, bookie_load
     if held is not None:
         yield held

@@ -74,13 +74,15 @@ class LedgerCloser:
         self._flush = flush
         self._is_deferred_sync = is_deferred_sync
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[asyncio.Future[None]] = []  # callers that wait for entries
+        self._waiters: list[asyncio.Future[None]] = []  # callers that wait for entries, or for the end to be written
         self._is_in_order = False  # ended by `seal`, not by a failure
         self._written: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
 
     # -- in order ------------------------------------------------------------------------------------------------
     async def seal(self, force: bool, timeout: float | None) -> int:
         """See `LedgerWriter.seal`."""
+        if timeout is None:
+            return await self._seal(force)
         try:
             async with asyncio.timeout(timeout):
                 return await self._seal(force)
@@ -144,28 +146,31 @@ class LedgerCloser:
     # -- waiting for pending entries -----------------------------------------------------------------------------
     @property
     def has_waiters(self) -> bool:
-        """Report whether a caller waits for entries."""
+        """Report whether a caller waits."""
         return bool(self._waiters)
 
     async def _wait_idle(self) -> None:
         while self._pipeline.is_open and self._pipeline.has_undelivered:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(future)
-            await future
+            await self._woken()
 
     async def wait_whole(self) -> None:
         """Wait until all replicas of the ledger's entries have answered, if it was sealed."""
         while self._is_in_order and self._written is not None and self._lacks_answers:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(future)
-            await future
+            await self._woken()
+
+    async def _woken(self) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(future)
+        await future
 
     @property
     def _lacks_answers(self) -> bool:
         return self._pipeline.answered_bound <= self._pipeline.head
 
     def wake(self) -> None:
-        """Wake the waiters: no entry is pending, none will be confirmed any more, or replicas have answered."""
+        """Wake the waiters: no entry is pending, none will be confirmed any more, replicas have answered, or the end is
+        written.
+        """
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)
@@ -190,17 +195,25 @@ class LedgerCloser:
             outcome = error
         except asyncio.CancelledError:  # The client is closed while this waits to try again.
             if not written.done():
-                written.set_result(ClientClosed("the client was closed", ledger_id=self._writer.ledger_id))
+                self._has_written(written, ClientClosed("the client was closed", ledger_id=self._writer.ledger_id))
             raise
+        self._has_written(written, outcome)
+
+    def _has_written(self, written: asyncio.Future[BookKeeperError | None], outcome: BookKeeperError | None) -> None:
         written.set_result(outcome)
+        self.wake()
 
     async def wait_written(self) -> BookKeeperError | None:
         """Wait for an end that is being written; return why it could not be written."""
-        return None if self._written is None else await asyncio.shield(self._written)
+        if (written := self._written) is None:
+            return None
+        while not written.done():
+            await self._woken()
+        return written.result()
 
     def failed(self, error: BookKeeperError) -> bool:
         """Pass this error to the callers that wait for the end, if it is being written; report whether it is."""
         if self._written is None or self._written.done():
             return False
-        self._written.set_result(error)
+        self._has_written(self._written, error)
         return True

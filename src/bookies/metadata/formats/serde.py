@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from bookies.encoding import protobuf
@@ -32,6 +33,7 @@ _HEADER = b"BookieMetadataFormatVersion\t"
 _VERSION_SIZE_MAX = 10  # characters up to the line feed
 _IN_RECOVERY_LINE = -102  # what format 1 has in place of the last entry id
 _ID_MAX = (1 << 63) - 1
+_KEPT_MAX = 4096  # ensembles and bookie ids that were packed or checked lately: ledgers have them in common
 
 _SEGMENT = Schema({"ensembleMember": (1, "bytes"), "firstEntryId": (2, "int")})
 _CUSTOM = Schema({"key": (1, "bytes"), "value": (2, "bytes")})
@@ -135,6 +137,7 @@ def _parse_header(data: bytes) -> tuple[int, bytes]:
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9.:-_-]+")  # the range from colon to underscore is Apache's
 
 
+@lru_cache(_KEPT_MAX)
 def is_bookie_id(text: str) -> bool:
     """Report whether Apache would accept the text as a bookie id. Source: metadata 6.4."""
     return _BOOKIE_ID.fullmatch(text) is not None and text.lower() != "readonly"
@@ -182,8 +185,8 @@ def _to_message(metadata: LedgerMetadata) -> Message:
         ("state", int(metadata.state)),
     ]
     for first, ensemble in metadata.ensembles:
-        segment: Message = [("ensembleMember", bookie.encode("ascii")) for bookie in ensemble]
-        message.append(("segment", [*segment, ("firstEntryId", first)]))
+        packed = _packed_segment(first, ensemble) if metadata.format_version == 3 else _segment_of(first, ensemble)
+        message.append(("segment", packed))
     if metadata.digest_type is not None and metadata.password is not None:
         message += [("digestType", int(metadata.digest_type)), ("password", bytes(metadata.password))]
     message.append(("ackQuorumSize", metadata.ack_quorum))
@@ -196,6 +199,15 @@ def _to_message(metadata: LedgerMetadata) -> Message:
     if metadata.format_version == 3:
         message.append(("cToken", metadata.creator_token))
     return message
+
+
+def _segment_of(first: int, ensemble: Ensemble) -> Message:
+    return [*(("ensembleMember", bookie.encode("ascii")) for bookie in ensemble), ("firstEntryId", first)]
+
+
+@lru_cache(_KEPT_MAX)
+def _packed_segment(first: int, ensemble: Ensemble) -> bytes:
+    return protobuf.pack(_SEGMENT, _segment_of(first, ensemble))
 
 
 def _from_message(ledger_id: int, message: Message, version: int, ctime_ms: int | None) -> LedgerMetadata:

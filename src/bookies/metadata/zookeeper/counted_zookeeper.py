@@ -69,10 +69,17 @@ class CountedZooKeeper:
         self._count("delete", path)
         await self._zookeeper.delete(path, version, session=session)
 
-    async def multi(self, operations: Sequence[zookeeper_port.Operation]) -> list[Outcome]:
-        what = "multi create" if any(isinstance(operation, Create) for operation in operations) else "multi"
+    def _count_multi(self, operations: Sequence[zookeeper_port.Operation]) -> None:
+        what = "multi create" if Create in map(type, operations) else "multi"
         self._count(what, operations[-1].path)
+
+    async def multi(self, operations: Sequence[zookeeper_port.Operation]) -> list[Outcome]:
+        self._count_multi(operations)
         return await self._zookeeper.multi(operations)
+
+    def start_multi(self, operations: Sequence[zookeeper_port.Operation], answer: zookeeper_port.Answer) -> None:
+        self._count_multi(operations)
+        self._zookeeper.start_multi(operations, answer)
 
     def unwatch(self, watch: Callable[[], None]) -> None:
         self._zookeeper.unwatch(watch)

@@ -13,6 +13,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from bookies.encoding.digest_md5 import DigestMd5Client
 from bookies.encoding.gssapi import GssapiClient
 from bookies.errors import (
     BookieUnreachable,
+    BookKeeperError,
     ClientClosed,
     ConfigError,
     MetadataError,
@@ -33,6 +35,7 @@ from bookies.metadata.zookeeper.zk_wire import Broken, Code, EventKind, Fault, G
 from bookies.metadata.zookeeper.zookeeper_port import (
     ANY_VERSION,
     Acl,
+    Answer,
     Create,
     Credentials,
     Delete,
@@ -74,7 +77,6 @@ _PARSERS: dict[Code, _Parse] = {
     Code.CHILDREN: Reader.children,
     Code.SET: Reader.stat,
     Code.DELETE: Reader.nothing,
-    Code.MULTI: Reader.outcomes,
 }
 _FIRED: dict[int, tuple[bool, ...]] = {  # event -> the kinds of watches that it ends
     EventKind.CREATED: (False,),
@@ -105,13 +107,11 @@ class _CredentialsRefused(Exception):
 
 
 class _Session(Struct):
-    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag.
-    `lost_count`: the client's sessions that ended before it."""
+    """A session as the server knows it. `zxid`: the last transaction seen, behind which no server may lag."""
 
     number: int = 0  # 0: none yet
     password: bytes = zk_wire.PASSWORD_NONE
     zxid: int = 0
-    lost_count: int = 0
 
 
 class _Watches:
@@ -152,27 +152,42 @@ class _Watches:
 
 
 class _Sent(Struct):
-    """A request in flight. `parse`: None if the next request's answer is waited for."""
+    """A request in flight. `parse`: None if the next request's answer is waited for. `path`: None for requests about
+    the session, which fail with this module's errors and have no time limit here. `until_s`: loop time.
+    """
 
     xid: int
     parse: _Parse | None
-    answer: asyncio.Future[Any]
+    answer: Answer
+    path: str | None = None
+    until_s: float = 0.0
 
 
 class _Connection(asyncio.Protocol):
-    """One connection to one server. `fired`: called with the kind and path of each event."""
+    """One connection to one server. `fired`: called with the kind and path of each event. `explained`: returns what the
+    caller of a request gets for an error. `timeout_s`: of requests.
+    """
 
-    def __init__(self, fired: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        fired: Callable[[int, str], None],
+        explained: Callable[[Exception, str], Exception],
+        timeout_s: float,
+    ) -> None:
         self.transport: asyncio.Transport | None = None
-        self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[Exception] = self._loop.create_future()
         self.zxid = 0  # the last transaction that a reply named
         self._fired = fired
+        self._explained = explained
+        self._timeout_s = timeout_s
         self._received = bytearray()
         self._in_flight: deque[_Sent] = deque()
-        self._first: asyncio.Future[Any] | None = asyncio.get_running_loop().create_future()  # without a header
+        self._first: asyncio.Future[Any] | None = self._loop.create_future()  # without a header
         self._xids = itertools.count(1)
         self._unanswered_count = 0  # pings since something was received
-        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.TimerHandle | None = None
+        self._limit: asyncio.TimerHandle | None = None  # set unless no request is in flight
 
     # -- asyncio's protocol --------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -195,16 +210,18 @@ class _Connection(asyncio.Protocol):
         if self.ended.done():
             return
         self.ended.set_result(cause)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._ping, self._limit):
+            if timer is not None:
+                timer.cancel()
         if self.transport is not None:
             self.transport.abort()
-        waiting = [self._first, *(sent.answer for sent in self._in_flight)]
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(_ConnectionLost(str(cause)))
+            self._first.exception()  # A caller that has given up does not look at it.
+        in_flight = list(self._in_flight)
         self._in_flight.clear()
-        for answer in waiting:
-            if answer is not None and not answer.done():
-                answer.set_exception(_ConnectionLost(str(cause)))
-                answer.exception()  # A caller that has given up does not look at it.
+        for sent in in_flight:
+            self._fail(sent, _ConnectionLost(str(cause)))
 
     # -- packets -------------------------------------------------------------------------------------------------
     def _packet_received(self, reader: Reader) -> None:
@@ -220,8 +237,35 @@ class _Connection(asyncio.Protocol):
                 raise Broken(f"an answer to request {reply.xid}, which was not next")
             sent = self._in_flight[0]
             self.zxid = max(self.zxid, reply.zxid)
-            _resolve(sent.answer, reply.fault, sent.parse, reader)
+            self._resolve(sent, reply.fault, reader)
             self._in_flight.popleft()  # An answer that cannot be parsed leaves it to `drop`.
+
+    def _resolve(self, sent: _Sent, fault: int, reader: Reader) -> None:
+        """Give the waiting caller a result. Raises `Broken`."""
+        if fault:
+            self._fail(sent, _Faulty(fault))
+        elif sent.parse is not None and not sent.answer.done():  # otherwise cancelled, or timed out
+            try:
+                result = sent.parse(reader)
+            except (Refusal, MetadataError) as error:  # of a transaction
+                sent.answer.set_exception(error)
+            else:
+                sent.answer.set_result(result)
+
+    def _fail(self, sent: _Sent, error: Exception) -> None:
+        if not sent.answer.done():
+            sent.answer.set_exception(error if sent.path is None else self._explained(error, sent.path))
+
+    def _give_up(self) -> None:
+        """Fail the requests whose time is over. One timer, for the oldest of them, costs less than one for each."""
+        self._limit = None
+        for sent in self._in_flight:
+            if sent.path is None or sent.answer.done():
+                continue
+            if sent.until_s > self._loop.time():
+                self._limit = self._loop.call_at(sent.until_s, self._give_up)
+                return
+            self._fail(sent, TimeoutError())
 
     async def begin(self, request: bytes) -> Granted:
         """Send the first packet and return its answer. Raises `_ConnectionLost`."""
@@ -234,16 +278,22 @@ class _Connection(asyncio.Protocol):
 
     async def authenticate(self, scheme: str, data: bytes) -> None:
         """Raises `_Faulty`, `_ConnectionLost`."""
-        answer = asyncio.get_running_loop().create_future()
+        answer = self._loop.create_future()
         self._write(zk_wire.authentication(scheme, data))
         self._in_flight.append(_Sent(zk_wire.XID_AUTHENTICATION, Reader.nothing, answer))
         await answer
 
-    def send(self, code: int, body: bytes, parse: _Parse | None, answer: asyncio.Future[Any]) -> None:
-        """Send a request. `parse`: see `_Sent`. Raises `_ConnectionLost`."""
+    def send(self, code: int, body: bytes, parse: _Parse | None, answer: Answer, path: str | None = None) -> None:
+        """Send a request. `parse`, `path`: see `_Sent`."""
         xid = next(self._xids) & 0x7FFFFFFF
+        sent = _Sent(xid, parse, answer, path, self._loop.time() + self._timeout_s)
+        if self.ended.done():
+            self._fail(sent, _ConnectionLost(str(self.ended.result())))
+            return
         self._write(zk_wire.request(xid, code, body))
-        self._in_flight.append(_Sent(xid, parse, answer))
+        self._in_flight.append(sent)
+        if self._limit is None:
+            self._limit = self._loop.call_at(sent.until_s, self._give_up)
 
     def _write(self, data: bytes) -> None:
         if self.ended.done():
@@ -262,7 +312,7 @@ class _Connection(asyncio.Protocol):
             return
         self._unanswered_count += 1
         self._write(zk_wire.request(zk_wire.XID_PING, Code.PING, b""))
-        self._timer = asyncio.get_running_loop().call_later(interval_s, self.keep_alive, interval_s)
+        self._ping = self._loop.call_later(interval_s, self.keep_alive, interval_s)
 
 
 class ZooKeeperClient:
@@ -370,7 +420,8 @@ class ZooKeeperClient:
     async def _connect(self, host: str, port: int) -> _Connection:
         """Return a connection that has taken up the session, or a new one if the session has ended."""
         while True:
-            _, protocol = await self._runtime.network.connect(host, port, lambda: _Connection(self._event))
+            make = partial(_Connection, self._event, self._explained, self._timeout_s)
+            _, protocol = await self._runtime.network.connect(host, port, make)
             assert isinstance(protocol, _Connection)
             try:
                 await self._take_up(protocol, host)
@@ -439,9 +490,8 @@ class ZooKeeperClient:
         return DigestMd5Client(*sasl, cnonce, _DIGEST_URI)
 
     def _forget_session(self) -> None:
-        had_session = self._session.number != 0
-        self._session = _Session(lost_count=self._session.lost_count + had_session)
-        if had_session:
+        ended, self._session = self._session, _Session()
+        if ended.number:
             self._session_lost()
 
     async def _connected(self) -> _Connection:
@@ -487,30 +537,27 @@ class ZooKeeperClient:
         connection = await self._connected()
         if only_in not in (None, self.session_id):
             raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
-        loop, session = asyncio.get_running_loop(), self._session.lost_count
-        answer: asyncio.Future[Any] = loop.create_future()
-        timer = loop.call_later(self._timeout_s, _give_up, answer)
-        try:
-            if watched[1] is not None:
-                self._watches.add((watched[0], path), watched[1])
-            if sync:
-                connection.send(Code.SYNC, zk_wire.text(path), None, answer)
-            connection.send(code, body, _PARSERS[code], answer)
-            return await answer
-        except TimeoutError:
-            raise OutcomeUnknown(f"ZooKeeper at {self.hosts} did not answer within {self._timeout_s:g} s") from None
-        except _ConnectionLost as error:
-            if self._end is not None:
-                raise copy.copy(self._end) from error
-            if session != self._session.lost_count:
-                raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost") from error
-            raise OutcomeUnknown(
-                f"the connection to ZooKeeper at {self.hosts} was lost before it answered: {error}"
-            ) from error
-        except _Faulty as error:
-            raise self._translated(error, path) from error
-        finally:
-            timer.cancel()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if watched[1] is not None:
+            self._watches.add((watched[0], path), watched[1])
+        if sync:
+            connection.send(Code.SYNC, zk_wire.text(path), None, answer, path)
+        connection.send(code, body, _PARSERS[code], answer, path)
+        return await answer
+
+    def _explained(self, error: Exception, path: str) -> Exception:
+        """Return what the caller of a request gets for an error."""
+        if isinstance(error, _Faulty):
+            explained = self._translated(error, path)
+        elif self._end is not None:
+            explained = copy.copy(self._end)
+        else:
+            server = f"ZooKeeper at {self.hosts}"
+            late, lost = f"{server} did not answer within", f"the connection to {server} was lost before it answered"
+            is_late = isinstance(error, TimeoutError)
+            explained = OutcomeUnknown(f"{late} {self._timeout_s:g} s" if is_late else f"{lost}: {error}")
+        explained.__cause__ = error
+        return explained
 
     def _translated(self, error: _Faulty, path: str) -> Exception:
         refusal = _REFUSALS.get(error.fault)
@@ -563,20 +610,47 @@ class ZooKeeperClient:
         await self._request(path, Code.DELETE, body, only_in=session)
 
     async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+        answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        self.start_multi(operations, answer)
+        return await answer
+
+    def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
+        if self._end is not None:
+            answer.set_exception(copy.copy(self._end))
+        elif self._connection is not None and self._is_settled():
+            self._send_multi(self._connection, operations, answer)
+        else:
+            assert self._tasks is not None, "not opened"
+            self._tasks.start(self._start_later(operations, answer), "a transaction that waits for a connection")
+
+    async def _start_later(self, operations: Sequence[Operation], answer: Answer) -> None:
+        try:
+            connection = await self._connected()
+        except (BookKeeperError, asyncio.CancelledError) as error:
+            failure = error if isinstance(error, BookKeeperError) else copy.copy(self._end)  # `close` cancels
+            if failure is not None and not answer.done():
+                answer.set_exception(failure)
+        else:
+            self._send_multi(connection, operations, answer)
+
+    def _send_multi(self, connection: _Connection, operations: Sequence[Operation], answer: Answer) -> None:
         body = zk_wire.transaction(operations)
-        results = await self._request(operations[0].path, Code.MULTI, body)
-        outcomes: list[Outcome] = []
-        for index, (operation, outcome) in enumerate(zip(operations, results, strict=True)):
-            if not isinstance(outcome, int):
-                outcomes.append(outcome)
-            elif outcome not in (Fault.ROLLED_BACK, Fault.RUNTIME_INCONSISTENCY):
+        connection.send(Code.MULTI, body, partial(self._outcomes, operations), answer, operations[0].path)
+
+    def _outcomes(self, operations: Sequence[Operation], reader: Reader) -> list[Outcome]:
+        """Read the outcomes of a transaction. Raises the first refusal."""
+        outcomes = reader.outcomes()
+        if len(outcomes) != len(operations):
+            raise Broken(f"{len(outcomes)} results of {len(operations)} operations")
+        if int not in map(type, outcomes):
+            return cast(list[Outcome], outcomes)
+        for index, (operation, outcome) in enumerate(zip(operations, outcomes, strict=True)):
+            if isinstance(outcome, int) and outcome not in (Fault.ROLLED_BACK, Fault.RUNTIME_INCONSISTENCY):
                 error = self._translated(_Faulty(outcome), operation.path)
                 if isinstance(error, Refusal):
                     error.index = index
                 raise error
-        if len(outcomes) < len(operations):
-            raise MetadataError(f"ZooKeeper at {self.hosts} refused a transaction on {operations[0].path} unexplained")
-        return outcomes
+        raise MetadataError(f"ZooKeeper at {self.hosts} refused a transaction on {operations[0].path} unexplained")
 
     # -- watches -------------------------------------------------------------------------------------------------
     def _event(self, kind: int, path: str) -> None:
@@ -585,21 +659,6 @@ class ZooKeeperClient:
 
     def unwatch(self, watch: _Watch) -> None:
         self._watches.remove(watch)
-
-
-def _resolve(answer: asyncio.Future[Any], fault: int, parse: _Parse | None, reader: Reader) -> None:
-    """Give the waiting caller a result. Raises `Broken`."""
-    if answer.done():  # cancelled, or timed out
-        return
-    if fault:
-        answer.set_exception(_Faulty(fault))
-    elif parse is not None:
-        answer.set_result(parse(reader))
-
-
-def _give_up(answer: asyncio.Future[Any]) -> None:
-    if not answer.done():
-        answer.set_exception(TimeoutError())
 
 
 def _address(server: str) -> tuple[str, int]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
-from bookies.errors import BookKeeperError, ClientClosed
+from bookies.errors import BookKeeperError
 from bookies.metadata.zookeeper.zookeeper_port import (
     ANY_VERSION,
     Check,
@@ -23,7 +22,6 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     SetData,
     ZooKeeper,
 )
-from bookies.runtime.tasks import Tasks
 
 IN_FLIGHT_MAX = 4  # requests; further transactions wait
 GROUP_COUNT_MAX = 64  # transactions in one request
@@ -33,37 +31,67 @@ _OPERATION_SIZE = 64  # bytes in a request besides path and data, at most
 
 def request_size(operations: Sequence[Operation]) -> int:
     """Return an upper bound of the request's size in bytes."""
-    return sum(
-        len(operation.path) + _OPERATION_SIZE + (len(operation.data) if isinstance(operation, Create | SetData) else 0)
-        for operation in operations
-    )
+    size = 0
+    for operation in operations:
+        size += _OPERATION_SIZE + len(operation.path)
+        if isinstance(operation, (Create, SetData)):
+            size += len(operation.data)
+    return size
 
 
 class _Member:
     """A transaction that waits for the next request, or is in it."""
 
+    __slots__ = ("answer", "operations")
+
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = operations
-        self.size = request_size(operations)
         self.answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
 
-    def succeed(self, outcomes: list[Outcome]) -> None:
-        if not self.answer.done():  # otherwise cancelled
-            self.answer.set_result(outcomes)
-
     def fail(self, error: Exception) -> None:
-        if not self.answer.done():
+        if not self.answer.done():  # otherwise cancelled
             self.answer.set_exception(error)
 
 
-class Groups:
-    """Transactions grouped into requests. `require_open`: returns the tasks of an open driver, or raises."""
+class _Group:
+    """The transactions of one request, whose answer it takes (`zookeeper_port.Answer`). `ended`: called after it."""
 
-    def __init__(self, zookeeper: ZooKeeper, require_open: Callable[[], Tasks]) -> None:
+    __slots__ = ("_ended", "_is_done", "_members", "_places", "operations")
+
+    def __init__(self, members: Sequence[_Member], ended: Callable[[Sequence[_Member]], None]) -> None:
+        self._is_done = False
+        self._members = members
+        self._ended = ended
+        self.operations, self._places = _joined(members)
+
+    def done(self) -> bool:
+        return self._is_done  # Callers that have given up do not count: the next requests wait for the outcome too.
+
+    def set_result(self, outcomes: list[Outcome], /) -> None:
+        self._is_done = True
+        for member, indices in zip(self._members, self._places, strict=True):
+            if not member.answer.done():
+                member.answer.set_result([outcomes[index] for index in indices])
+        self._ended(())
+
+    def set_exception(self, error: Exception, /) -> None:
+        self._is_done, is_alone = True, len(self._members) == 1
+        if isinstance(error, Refusal) and not is_alone:
+            self._ended(self._members)
+            return
+        for member in self._members:
+            member.fail(error if is_alone else copy.copy(error))  # Each is raised in another task.
+        self._ended(())
+
+
+class Groups:
+    """Transactions grouped into requests. `require_open`: raises if the driver is not open."""
+
+    def __init__(self, zookeeper: ZooKeeper, require_open: Callable[[], object]) -> None:
         self._zookeeper = zookeeper
         self._require_open = require_open
         self._waiting: deque[_Member] = deque()
-        self._is_scheduled = False  # waiting transactions are sent at the end of this iteration of the event loop
+        self._is_scheduled = False
         self._in_flight_count = 0
 
     async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -75,85 +103,72 @@ class Groups:
         """
         member = _Member(operations)
         self._waiting.append(member)
+        self._schedule()
+        return await member.answer
+
+    def _schedule(self) -> None:
+        """Send the waiting transactions at the end of this iteration of the event loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._send_waiting)
-        return await member.answer
 
     def _send_waiting(self) -> None:
         """Send waiting transactions, within the limit of requests in flight."""
         self._is_scheduled = False
         while self._in_flight_count < IN_FLIGHT_MAX and (group := self._take()):
-            try:
-                tasks = self._require_open()
-            except BookKeeperError as error:
-                _fail((*group, *self._waiting), error)
-                self._waiting.clear()
-                return
-            self._in_flight_count += 1
-            task = tasks.start(self._send(group), "ledger transactions")
-            task.add_done_callback(partial(self._sent, group))
+            self._send(group)
 
     def _take(self) -> list[_Member]:
         """Take the next group, at least one transaction if any are waiting."""
-        group: list[_Member] = []
+        taken: list[_Member] = []
         size = 0
-        while self._waiting and len(group) < GROUP_COUNT_MAX:
+        while self._waiting and len(taken) < GROUP_COUNT_MAX:
             member = self._waiting[0]
             if not member.answer.done():  # otherwise its caller was cancelled
-                size += member.size
-                if group and size > GROUP_SIZE_MAX:
+                if taken or len(self._waiting) > 1:
+                    size += request_size(member.operations)
+                if taken and size > GROUP_SIZE_MAX:
                     break
-                group.append(member)
+                taken.append(member)
             self._waiting.popleft()
-        return group
+        return taken
 
-    async def _send(self, group: list[_Member]) -> None:
-        operations, places = _joined(group)
+    def _send(self, members: Sequence[_Member]) -> None:
         try:
-            outcomes = await self._zookeeper.multi(operations)
-        except Refusal:
-            await asyncio.gather(*map(self._send_alone, group))
-        except Exception as error:  # noqa: BLE001  (every error has to reach the waiting callers)
-            _fail(group, error)
-        else:
-            for member, indices in zip(group, places, strict=True):
-                member.succeed([outcomes[index] for index in indices])
+            self._require_open()
+        except BookKeeperError as error:
+            for member in members:
+                member.fail(copy.copy(error))
+            return
+        self._in_flight_count += 1
+        group = _Group(members, self._ended)
+        self._zookeeper.start_multi(group.operations, group)
 
-    async def _send_alone(self, member: _Member) -> None:
-        try:
-            member.succeed(await self._zookeeper.multi(member.operations))
-        except Exception as error:  # noqa: BLE001  (as above)
-            member.fail(error)
-
-    def _sent(self, group: list[_Member], _: asyncio.Task[None]) -> None:
-        """Send more after a request has ended. Members without an answer fail: the driver was closed."""
+    def _ended(self, refused: Sequence[_Member]) -> None:
+        """Send more after a request has ended: the transactions of a refused group one by one, then waiting ones."""
+        for member in refused:
+            if not member.answer.done():
+                self._send([member])
         self._in_flight_count -= 1
-        _fail(group, ClientClosed("the session with the metadata store was closed before it answered"))
-        self._send_waiting()
+        if self._waiting:
+            self._schedule()
 
 
-def _fail(members: Iterable[_Member], error: Exception) -> None:
-    """Fail members, each with a copy of the error, because each raises it in another task."""
-    for member in members:
-        member.fail(copy.copy(error))
-
-
-def _joined(group: Sequence[_Member]) -> tuple[list[Operation], list[list[int]]]:
+def _joined(members: Sequence[_Member]) -> tuple[Sequence[Operation], Sequence[Sequence[int]]]:
     """Return one transaction for a group, and for each member the indices of its operations in it."""
+    if len(members) == 1:
+        return members[0].operations, [range(len(members[0].operations))]
     operations: list[Operation] = []
     places: list[list[int]] = []
     common: dict[Operation, int] = {}
-    for member in group:
+    for member in members:
         indices = []
         for operation in member.operations:
-            index = common.get(operation, len(operations))
+            index = len(operations)
+            if isinstance(operation, Check) or (isinstance(operation, SetData) and operation.version == ANY_VERSION):
+                index = common.setdefault(operation, index)
             if index == len(operations):
                 operations.append(operation)
-                if isinstance(operation, Check) or (
-                    isinstance(operation, SetData) and operation.version == ANY_VERSION
-                ):
-                    common[operation] = index
             indices.append(index)
         places.append(indices)
     return operations, places

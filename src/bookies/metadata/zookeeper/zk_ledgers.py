@@ -43,7 +43,6 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     NodeExists,
     NodeMissing,
     NotEmpty,
-    Operation,
     OutcomeUnknown,
     Refusal,
     SetData,
@@ -61,12 +60,20 @@ class SpentIds:
 
     def __init__(self, nodes: ZkNodes) -> None:
         self._nodes = nodes
-        self._lists: dict[str, tuple[bytes, int]] = {}  # path -> (data, the znode's version)
+        self._lists: dict[str, tuple[bytes, IdSet, Check]] = {}  # by path; as read last
+
+    async def check(self, ledger_id: int) -> Check | None:
+        """Return the check that the id's list, in which it is not, has not changed since; None: the id is spent."""
+        _, ids, check = await self._list(ledger_id)
+        return None if ledger_id % SPENT_SIZE in ids else check
 
     async def around(self, ledger_id: int) -> tuple[str, IdSet, int]:
-        """Return the path, a copy, and the znode's version of the list that contains the id, perhaps not the latest.
-        Creates a missing list.
-        """
+        """Return the path, a copy, and the znode's version of the list for the id, perhaps not the latest."""
+        data, _, check = await self._list(ledger_id)
+        return check.path, parse_spent(check.path, data), check.version
+
+    async def _list(self, ledger_id: int) -> tuple[bytes, IdSet, Check]:
+        """Return a list's data, its ids, not to be changed, and the check of its version. Creates a missing list."""
         path = self._nodes.paths.spent_list(ledger_id)
         while path not in self._lists:
             stored = await self._nodes.read(path)
@@ -75,9 +82,8 @@ class SpentIds:
                 continue
             if len(self._lists) >= _LISTS_COUNT_MAX:
                 del self._lists[next(iter(self._lists))]
-            self._lists[path] = (stored[0], stored[1].version)
-        data, version = self._lists[path]
-        return path, parse_spent(path, data), version
+            self._lists[path] = stored[0], parse_spent(path, stored[0]), Check(path, stored[1].version)
+        return self._lists[path]
 
     def forget(self, path: str) -> None:
         """Forget the remembered copy of a list."""
@@ -144,6 +150,7 @@ class Ledgers:
         self._zookeeper = nodes.zookeeper
         self._groups = groups
         self._spent = spent
+        self._revise = SetData(nodes.paths.revision, b"")  # Its stat has the transaction's number and time.
         self._deleting = asyncio.Lock()  # concurrent deletions of one driver would make each other's transactions fail
 
     def path(self, ledger_id: int) -> str | None:
@@ -207,23 +214,18 @@ class Ledgers:
         path = self._required_path(ledger_id)
         attempts = 0
         while True:
-            list_path, spent, version = await self._spent.around(ledger_id)
-            if ledger_id % SPENT_SIZE in spent:
+            check = await self._spent.check(ledger_id)
+            if check is None:
                 raise deleted_before(ledger_id)
-            operations: list[Operation] = [
-                SetData(self._nodes.paths.revision, b""),  # its stat has the transaction's number and time
-                Check(list_path, version),
-                Create(path, data, self._nodes.acl),
-            ]
             try:
-                revised = (await self._groups.multi(operations))[0]
+                revised = (await self._groups.multi((self._revise, check, Create(path, data, self._nodes.acl))))[0]
             except NodeExists:
                 own = await self._own_attempt(metadata)
                 if own is not None:
                     return own
             except Refusal as refusal:
-                if refusal.path == list_path:
-                    self._spent.forget(list_path)
+                if refusal.path == check.path:
+                    self._spent.forget(check.path)
                 else:
                     await self._nodes.ensure(parent_of(path) if refusal.path == path else refusal.path)
             except (OutcomeUnknown, SessionExpired):

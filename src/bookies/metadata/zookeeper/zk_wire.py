@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -97,7 +97,8 @@ class Granted(Struct):
 
 # -- requests --------------------------------------------------------------------------------------------------------
 def text(value: str) -> bytes:
-    return buffer(value.encode())
+    encoded = value.encode()
+    return _INT.pack(len(encoded)) + encoded
 
 
 def buffer(value: bytes) -> bytes:
@@ -130,7 +131,7 @@ def _acl(acl: Acl) -> bytes:
     return _INT.pack(1) + _INT.pack(_ALL_RIGHTS) + text(scheme) + text(identity)
 
 
-_ACLS = {acl: _acl(acl) for acl in Acl}
+_OPEN, _CREATOR = _acl(Acl.OPEN), _acl(Acl.CREATOR)
 
 
 def watched_path(path: str, is_watched: bool) -> bytes:
@@ -142,21 +143,21 @@ def fields(operation: Operation) -> bytes:
     """Return the fields of a change or check."""
     if isinstance(operation, Create):
         flags = _EPHEMERAL * operation.is_ephemeral + _SEQUENTIAL * operation.is_sequential
-        return text(operation.path) + buffer(operation.data) + _ACLS[operation.acl] + _INT.pack(flags)
+        acl = _OPEN if operation.acl is Acl.OPEN else _CREATOR
+        return text(operation.path) + buffer(operation.data) + acl + _INT.pack(flags)
     if isinstance(operation, SetData):
         return text(operation.path) + buffer(operation.data) + _INT.pack(operation.version)
     return text(operation.path) + _INT.pack(operation.version)
 
 
 _CODES: dict[type, Code] = {Create: Code.CREATE, SetData: Code.SET, Delete: Code.DELETE, Check: Code.CHECK}
+_MULTI_HEADERS = {operation: _MULTI_HEADER.pack(code, False, -1) for operation, code in _CODES.items()}
 _MULTI_END = _MULTI_HEADER.pack(-1, True, -1)
 
 
 def transaction(operations: Sequence[Operation]) -> bytes:
     """Return the fields of `MULTI`."""
-    parts = []
-    for operation in operations:
-        parts += [_MULTI_HEADER.pack(_CODES[type(operation)], False, -1), fields(operation)]
+    parts = [_MULTI_HEADERS[type(operation)] + fields(operation) for operation in operations]
     return b"".join([*parts, _MULTI_END])
 
 
@@ -197,7 +198,7 @@ class Reader:
 
     def buffer(self) -> bytes:
         """Read bytes. None, which the protocol knows, counts as empty."""
-        size = max(self.number(), 0)
+        size = max(self._fields(_INT)[0], 0)
         value = self._body[self._at : self._at + size]
         if len(value) < size:
             raise Broken(f"a packet of {len(self._body)} bytes ends in a field of {size}")
@@ -247,13 +248,16 @@ class Reader:
             code, is_end, _ = self._fields(_MULTI_HEADER)
             if is_end:
                 return outcomes
-            if code == Code.CREATE:
-                outcomes.append(self.text())
-            elif code == Code.SET:
-                outcomes.append(self.stat())
-            elif code in (Code.DELETE, Code.CHECK):
-                outcomes.append(None)
-            elif code == -1:
-                outcomes.append(self.number())
-            else:
+            read = _OUTCOMES.get(code)
+            if read is None:
                 raise Broken(f"a result of operation {code} in a transaction")
+            outcomes.append(read(self))
+
+
+_OUTCOMES: dict[int, Callable[[Reader], str | Stat | int | None]] = {
+    Code.CREATE: Reader.text,
+    Code.SET: Reader.stat,
+    Code.DELETE: Reader.nothing,
+    Code.CHECK: Reader.nothing,
+    -1: Reader.number,
+}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -113,6 +113,17 @@ class Check(Struct, frozen=True):
 
 Operation = Create | SetData | Delete | Check
 Outcome = str | Stat | None
+
+
+class Answer(Protocol):
+    """Takes the outcome of a request: a future, or an object with these methods of one."""
+
+    def done(self) -> bool:
+        """Report whether the outcome is not wanted any more, or is there."""
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, error: Exception, /) -> None: ...
 
 
 class Credentials(Struct, frozen=True):
@@ -213,6 +224,9 @@ class ZooKeeper(Protocol):
         """Carry out all operations, or none. Returns the path for each `Create`, with the server's number if
         sequential, and the new stat for each `SetData`. Raises the `Refusal` of the first refused operation.
         """
+
+    def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
+        """Begin what `multi` does, without a task of its own; `answer` is given the outcome, perhaps at once."""
 
     def unwatch(self, watch: Callable[[], None]) -> None:
         """Remove a watch: it is not called any more."""

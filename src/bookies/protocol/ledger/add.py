@@ -58,6 +58,7 @@ Source: client-protocol 2.3 to 2.11, 2.13, 2.17, 2.18, 4.6.
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -243,8 +244,8 @@ class _Failures:
 
     __slots__ = ("_attempts", "_retrying", "by_position", "has_any")
 
-    def __init__(self, size: int) -> None:
-        self.by_position = [IdSet() for _ in range(size)]
+    def __init__(self) -> None:
+        self.by_position: defaultdict[int, IdSet] = defaultdict(IdSet)
         self.has_any = False
         self._retrying: set[tuple[int, BookieId]] = set()  # with a pending `RetryLater`
         self._attempts: dict[int, int] = {}  # consecutive retries without a successful answer
@@ -303,7 +304,7 @@ class AddPipeline:
         self._forced = self.head  # deferred sync: the last entry known to be durable
         self._sent_bound = self.head + 1
         self._acked = [IdSet(self._quorums.next_stored(position, self._sent_bound)) for position in range(size)]
-        self._failures = _Failures(size)
+        self._failures = _Failures()
         self._replacement = _Replacement(self._rules.changes_max)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -623,7 +624,7 @@ class AddPipeline:
         self.ensemble = ensemble
         for position in replaced:
             self._acked[position] = IdSet(self._quorums.next_stored(position, first))
-            self._failures.by_position[position] = IdSet()
+            self._failures.by_position.pop(position, None)
         self._replacement.replacing = {}
         effects: list[Effect] = []
         for position in replaced:

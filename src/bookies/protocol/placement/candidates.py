@@ -149,9 +149,8 @@ class Candidates(Sequence[BookieId]):
     def head(self) -> Iterator[BookieId]:
         """Yield the most preferred bookies, at most `HEAD_MAX`."""
         for index in range(HEAD_MAX):
-            while len(self._drawn) <= index:
-                if not self._draw():
-                    return
+            if len(self._drawn) <= index and not self._draw():
+                return
             yield self._drawn[index]
 
     @property

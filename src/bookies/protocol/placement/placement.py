@@ -37,6 +37,7 @@ from bookies.protocol.placement.placement_search import (
     Conditions,
     Search,
     everywhere,
+    most_preferred,
     without_implied,
 )
 from bookies.protocol.placement.topology import Place, Problem, Topology, name_of
@@ -86,8 +87,11 @@ def choose_ensemble(
     undecided: list[bool] = []
 
     def find(unwanted: Collection[BookieId], conditions: tuple[Condition, ...]) -> Ensemble | None:
+        of_sets = everywhere(size, write_quorum, conditions)
+        if (ensemble := most_preferred(candidates, size, of_sets, unwanted)) is not None:
+            return ensemble
         steps_max = STEPS_MAX if conditions == rules else WISH_STEPS_MAX
-        search = Search(candidates, [None] * size, {}, everywhere(size, write_quorum, conditions), unwanted, steps_max)
+        search = Search(candidates, [None] * size, {}, of_sets, unwanted, steps_max)
         ensemble = search.run()
         if conditions == rules:
             undecided.append(ensemble is None and search.is_undecided)

@@ -40,7 +40,7 @@ def no_ensemble(
         return NotEnoughBookies(text + unplaced(candidates))
 
     def is_unsatisfiable(rule: Condition) -> bool:
-        search = Search(candidates, [None] * size, {}, everywhere(size, write_quorum, [rule]), exclude)
+        search = Search(candidates, [None] * size, {}, everywhere(size, write_quorum, (rule,)), exclude)
         return search.run() is None and not search.is_undecided
 
     reasons = [rule for rule in rules if is_unsatisfiable(rule)] if is_proved else []

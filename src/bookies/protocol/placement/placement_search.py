@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 
 from bookies.model import BookieId, Ensemble
@@ -30,10 +31,11 @@ Conditions = Sequence[tuple[tuple[int, ...], tuple[Condition, ...]]]
 """Positions of a write set, and the conditions that it must meet."""
 
 
-def everywhere(size: int, write_quorum: int, conditions: Sequence[Condition]) -> Conditions:
+@lru_cache(256)
+def everywhere(size: int, write_quorum: int, conditions: tuple[Condition, ...]) -> Conditions:
     """Return the same conditions for every write set."""
     strongest = tuple(without_implied(conditions))
-    return [(positions, strongest) for positions in write_sets(size, write_quorum)]
+    return tuple((positions, strongest) for positions in write_sets(size, write_quorum))
 
 
 def without_implied(conditions: Sequence[Condition]) -> Iterator[Condition]:
@@ -45,6 +47,28 @@ def without_implied(conditions: Sequence[Condition]) -> Iterator[Condition]:
     for condition in dict.fromkeys(conditions):
         if not isinstance(condition, Spread) or condition.count == most[condition.level]:
             yield condition
+
+
+def most_preferred(
+    candidates: Candidates, size: int, conditions: Conditions, exclude: Collection[BookieId]
+) -> Ensemble | None:
+    """Return the ensemble of the most preferred bookies if it meets the conditions: a search would find it first, at a
+    multiple of the cost. None: they do not, or too few are drawn.
+    """
+    places = candidates.cluster.places
+    chosen = [bookie for bookie in candidates.first if bookie in places and bookie not in exclude][:1]
+    drawn = candidates.head()
+    while len(chosen) < size and (bookie := next(drawn, None)) is not None:
+        if bookie not in chosen and bookie not in exclude:
+            chosen.append(bookie)
+    if len(chosen) < size:
+        return None
+    for positions, required in conditions:
+        if required:
+            members = [places[chosen[position]] for position in positions]
+            if not all(condition.holds(members, 0) for condition in required):
+                return None
+    return tuple(chosen)
 
 
 class Search:

@@ -25,6 +25,7 @@ from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.zookeeper import zk_client, zk_wire
 from bookies.metadata.zookeeper.zk_client import ZooKeeperClient
+from bookies.metadata.zookeeper.zk_groups import Groups
 from bookies.metadata.zookeeper.zk_wire import Code, Fault
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
@@ -209,6 +210,9 @@ def test_an_outage_of_hours() -> None:
         client = ensemble.client()
         await client.open()
         ensemble.stop("z1")
+        await asyncio.sleep(1)
+        with pytest.raises(MetadataError, match="no ZooKeeper server at z1:2181 has answered"):
+            await client.multi([SetData("/ledgers", b"x")])
         await asyncio.sleep(3 * 3600)
         await ensemble.start("z1")
         assert (await client.get("/ledgers"))[0] == b""
@@ -225,11 +229,14 @@ def test_closing_during_an_outage() -> None:
         ensemble.stop("z1")
         await asyncio.sleep(0.5)
         later = asyncio.ensure_future(client.get("/ledgers"))
+        transaction = asyncio.ensure_future(client.multi([SetData("/ledgers", b"x")]))
         await asyncio.sleep(0.5)
         began = asyncio.get_running_loop().time()
         await client.close()
         assert asyncio.get_running_loop().time() - began < 0.1
-        for request, expected in ((waiting, OutcomeUnknown), (later, ClientClosed)):
+        late = asyncio.ensure_future(client.multi([SetData("/ledgers", b"x")]))
+        closed = ((each, ClientClosed) for each in (later, transaction, late))
+        for request, expected in ((waiting, OutcomeUnknown), *closed):
             with pytest.raises(expected):
                 await request
 
@@ -251,10 +258,41 @@ def test_requests_in_flight_when_the_connection_ends() -> None:
         with pytest.raises(OutcomeUnknown, match="lost before it answered"):
             await write
         waiting = asyncio.ensure_future(client.get("/ledgers"))
+        transaction = asyncio.ensure_future(client.multi([Check("/ledgers", 0)]))
         ensemble.wire.is_silent = False
         await ensemble.start("z1")
         assert (await waiting)[0] == b""
+        assert await transaction == [None]
         await client.close()
+
+    play(body)
+
+
+def test_each_request_has_its_own_time() -> None:
+    """A server that answers pings and nothing else: one timer fails the requests one after the other, each once."""
+
+    async def body(ensemble: Ensemble) -> None:
+        client = ensemble.client()
+        groups = Groups(client, lambda: None)
+        await client.open()
+        loop = asyncio.get_running_loop()
+        await client.get("/ledgers")
+        await asyncio.sleep(1)
+        ensemble.wire.answers_pings_only = True
+
+        async def refused_after() -> float:
+            began = loop.time()
+            with pytest.raises(OutcomeUnknown, match="did not answer within 3 s"):
+                await groups.multi([SetData("/ledgers", b"x")])
+            return loop.time() - began
+
+        asked = []
+        for _ in range(3):
+            asked.append(asyncio.ensure_future(refused_after()))
+            await asyncio.sleep(1)
+        assert await asyncio.gather(*asked) == pytest.approx([TIMEOUT_MS / 1000] * 3)
+        await client.close()  # The connection ends with the requests unanswered.
+        assert groups._in_flight_count == 0
 
     play(body)
 

@@ -243,7 +243,7 @@ def test_a_proof_does_not_try_what_is_the_same() -> None:
         Candidates.of([BookieId(name) for name in locations], PlacementPolicy(Kind.RACK), Topology(locations)),
         [None] * 20,
         {},
-        everywhere(20, 3, [Spread(0, 3, "rack")]),
+        everywhere(20, 3, (Spread(0, 3, "rack"),)),
     )
     assert search.run() is None
     assert search._steps < 5000
