@@ -80,6 +80,7 @@ _PLAIN_READ = struct.Struct(">IIqq")  # length, header, ids: the frame of a read
 _PLAIN_BATCH_READ = struct.Struct(">IIqqqiq")  # length, header, and as `_BATCH_READ`
 _RESPONSE = struct.Struct(">iqq")  # error code, ledger, entry
 _PLAIN_RESPONSE = struct.Struct(">IIiqq")  # length, header, and as `_RESPONSE`
+_ADD_RESPONSE = struct.Struct(">IBBHiqq")  # length, header, and as `_RESPONSE`
 _I64 = struct.Struct(">q")
 
 
@@ -251,6 +252,18 @@ def parse_response(buffer: bytes, at: int, end: int) -> Response:
         return BatchReadResponse(version, request_id, status, ledger_id, entry_id, buffer, 36)
     records = buffer[at + 36 : end] if is_ok else b""
     return BatchReadResponse(version, request_id, status, ledger_id, entry_id, records)
+
+
+def maybe_add_response(frame: Buffer) -> AddResponses | None:
+    """The response to one add, in one step: a lone add has three. `frame`: of `ADD_RESPONSE_SIZE` bytes, perhaps one.
+
+    None: use the framing.
+    """
+    size, version, opcode, _, code, ledger_id, entry_id = _ADD_RESPONSE.unpack(frame)
+    status = STATUS_OF_CODE.get(code)
+    if size != ADD_RESPONSE_SIZE - 4 or version != VERSION or opcode != OPCODE_ADD or status is None:
+        return None
+    return AddResponses(version, status, ledger_id, range(entry_id, entry_id + 1))
 
 
 def status_of(code: int) -> Status:

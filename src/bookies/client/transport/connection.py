@@ -145,14 +145,16 @@ class _Output:
         self._size += size
         if self._size >= WRITE_SIZE:
             self.flush()
-        elif not self._has_joined:
-            self._join()
+        elif not self._has_joined and self.transport is not None:
+            self._has_joined = True
+            self._flushes.join(self)
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send in this or the next iteration of the event loop."""
+        """Send at the end of this loop iteration, so that requests of all ledgers share a system call."""
         self._unsent.extend(buffers)
-        if not self._has_joined:
-            self._join()
+        if not self._has_joined and self.transport is not None:
+            self._has_joined = True
+            self._flushes.join(self)
 
     def drop(self) -> None:
         """Discard the bytes and abort the transport."""
@@ -165,12 +167,6 @@ class _Output:
         """Report whether the transport holds bytes that the bookie does not accept."""
         return self.transport is not None and self.transport.get_write_buffer_size() > 0
 
-    def _join(self) -> None:
-        """Flush at the end of this loop iteration, so that requests of all ledgers share a system call."""
-        if self.transport is not None:
-            self._has_joined = True
-            self._flushes.join(self)
-
     def flush(self) -> None:
         """Give the bytes to the transport, if there is one."""
         self._has_joined = False
@@ -178,10 +174,13 @@ class _Output:
         if transport is None or not unsent:
             return
         self._unsent, self._size = [], 0
-        self.sent += sum(map(len, unsent))
         if len(unsent) == 1:
-            transport.write(unsent[0])
-        elif size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
+            (buffer,) = unsent
+            self.sent += len(buffer)
+            transport.write(buffer)
+            return
+        self.sent += sum(map(len, unsent))
+        if size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
             transport.write(b"".join(unsent))
         else:
             transport.writelines(unsent)
@@ -192,21 +191,20 @@ class _Input:
 
     def __init__(self, decoder: ResponseDecoder, scratch: memoryview) -> None:
         self._decoder = decoder
+        self._frames = decoder.frames
         self._scratch = scratch
-        self._room: memoryview | None = None  # buffer of the decoder that the transport is about to fill
         self.size = 0  # bytes received
 
-    def buffer(self) -> Buffer:
-        """Return the buffer for the next bytes."""
-        self._room = room = self._decoder.room()
-        return self._scratch if room is None else room
+    def buffer(self, size: int) -> Buffer:
+        """Return the buffer for the next bytes. See `asyncio.BufferedProtocol.get_buffer`."""
+        direct = self._frames.direct
+        return self._scratch if direct is None else direct.rest()
 
     def received(self, size: int) -> Sequence[Response]:
         """Return the responses that `size` more bytes in the buffer complete. Raises `RemoteProtocolError`."""
         self.size += size
-        if self._room is None:
+        if self._frames.direct is None:
             return self._decoder.feed(self._scratch[:size])
-        self._room = None
         return self._decoder.received(size)
 
 
@@ -249,6 +247,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._input = _Input(ResponseDecoder(wire, frame_size_max), scratch)
+        self.get_buffer = self._input.buffer  # type: ignore[method-assign]  # One call less for each read.
         self._output = _Output(flushes)
         self._held = HeldAdds()
         self._adds = UnansweredAdds()
@@ -376,9 +375,6 @@ class Connection(asyncio.BufferedProtocol):
         for proof in self._held.proofs():
             proof.demand(self)
         self._output.connected(stream)
-
-    def get_buffer(self, sizehint: int) -> Buffer:
-        return self._input.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.error is not None:

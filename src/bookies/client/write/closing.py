@@ -74,7 +74,7 @@ class LedgerCloser:
         self._flush = flush
         self._is_deferred_sync = is_deferred_sync
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[asyncio.Future[None]] = []  # callers that wait for entries
+        self.waiters: list[asyncio.Future[None]] = []  # of callers that wait for entries
         self._is_in_order = False  # ended by `seal`, not by a failure
         self._written: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
 
@@ -142,22 +142,17 @@ class LedgerCloser:
         return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
 
     # -- waiting for pending entries -----------------------------------------------------------------------------
-    @property
-    def has_waiters(self) -> bool:
-        """Report whether a caller waits for entries."""
-        return bool(self._waiters)
-
     async def _wait_idle(self) -> None:
         while self._pipeline.is_open and self._pipeline.has_undelivered:
             future: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(future)
+            self.waiters.append(future)
             await future
 
     async def wait_whole(self) -> None:
         """Wait until all replicas of the ledger's entries have answered, if it was sealed."""
         while self._is_in_order and self._written is not None and self._lacks_answers:
             future: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(future)
+            self.waiters.append(future)
             await future
 
     @property
@@ -166,10 +161,10 @@ class LedgerCloser:
 
     def wake(self) -> None:
         """Wake the waiters: no entry is pending, none will be confirmed any more, or replicas have answered."""
-        for future in self._waiters:
+        for future in self.waiters:
             if not future.done():
                 future.set_result(None)
-        self._waiters.clear()
+        self.waiters.clear()
 
     # -- writing the end ------------------------------------------------------------------------------------------
     def begin(self, close: CloseLedger) -> None:

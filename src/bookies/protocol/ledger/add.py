@@ -59,6 +59,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -91,6 +92,7 @@ class AddState(enum.Enum):
 
 
 _CONFIRMING = AddState.CONFIRMING  # read for every acknowledgement
+_BOUND = attrgetter("bound")
 
 
 class AddEvent(enum.Enum):
@@ -127,7 +129,7 @@ class Send(NamedTuple):
     entry_ids: Sequence[int]  # ascending; a range where consecutive
 
 
-class Confirmed(NamedTuple):
+class Confirmed(Struct, frozen=True, gc=False):
     """Effect: entries first..last are durable on an ack quorum, as all before are. Notify the application, in order."""
 
     first: int
@@ -338,7 +340,9 @@ class AddPipeline:
     @property
     def header_last_add_confirmed(self) -> int:
         """Return the LAC for the header of the next entry: always true (I-13); in recovery the starting point (D-5)."""
-        return self.last_add_confirmed if self._write_back is None else self._write_back.start
+        if self._write_back is not None:
+            return self._write_back.start
+        return self._forced if self._rules.is_deferred_sync else self.head
 
     @property
     def pending_count(self) -> int:
@@ -359,7 +363,7 @@ class AddPipeline:
         if self._failures.has_any:
             bound = min([self._answered_bound(position) for position in range(len(self.ensemble))])
         else:
-            bound = min([acked.bound for acked in self._acked])
+            bound = min(map(_BOUND, self._acked))
         limit = self._sent_bound if self.error is not None else self.head + 1
         return bound if bound < limit else limit
 
