@@ -139,6 +139,8 @@ def parse_request(buffer: bytes, at: int, end: int) -> Request:
             status = Status.BAD_REQUEST if version < UNSUPPORTED else Status.BAD_VERSION
             return InvalidRequest(version, 0, operation, status, *_IDS.unpack_from(buffer, at + ADD_BODY))
         if operation is Operation.READ:
+            if end - at == _PLAIN_READ.size and not flags and version <= VERSION:
+                return ReadRequest(version, 0, *_IDS.unpack_from(buffer, at + 8))
             ledger_id, entry_id = _IDS.unpack(buffer[at + 8 : min(at + 24, end)])
             if version >= UNSUPPORTED:
                 return InvalidRequest(version, 0, operation, Status.BAD_VERSION, ledger_id, entry_id)

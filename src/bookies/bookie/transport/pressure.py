@@ -289,6 +289,11 @@ class ReadShare:
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def must_wait(self) -> bool:
+        """Report whether a read of any size has to wait for others: `is_waiting` or `is_pressed`."""
+        return bool(self._waiting or (self._pool.queue and self._pool.is_pressed))
+
     def take(self, size: int) -> None:
         """Count bytes that are in memory already."""
         self.size += size
@@ -296,7 +301,7 @@ class ReadShare:
 
     def maybe_take(self, size: int) -> bool:
         """Count the bytes if they fit and no read waits for room."""
-        if self._waiting or self._pool.is_pressed or not self._has_room(size) or not self._pool.fits(size):
+        if self.must_wait or not self._has_room(size) or not self._pool.fits(size):
             return False
         self.take(size)
         return True

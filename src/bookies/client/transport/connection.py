@@ -22,8 +22,8 @@ from typing import Protocol, cast
 from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenProof
 from bookies.client.transport.unanswered import (
     V3_ADDS,
+    Answer,
     HeldAdds,
-    Outcome,
     PendingAdds,
     ReadKey,
     UnansweredAdds,
@@ -117,11 +117,11 @@ class Flushes:
         self._is_expected = False
         due, self._due = self._due, []
         for output in due:
-            try:
-                output.flush()
-            except Exception as error:  # noqa: BLE001  (it must not silence the others, which have joined already)
-                output.drop()  # An unknown part of its bytes is lost.
-                self._loop.call_exception_handler({"message": "a connection cannot send", "exception": error})
+            output.flush()
+
+    def failed(self, error: Exception) -> None:
+        """Report that an output cannot send."""
+        self._loop.call_exception_handler({"message": "a connection cannot send", "exception": error})
 
 
 class _Output:
@@ -149,10 +149,15 @@ class _Output:
             self._has_joined = True
             self._flushes.join(self)
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send at the end of this loop iteration, so that requests of all ledgers share a system call."""
+    def send(self, buffers: Sequence[Buffer], *, is_idle: bool) -> None:
+        """Send at the end of this loop iteration, so that requests of all ledgers share a system call.
+
+        `is_idle`: no request is unanswered. Then it is sent at once, which saves a lone one an iteration of the loop.
+        """
         self._unsent.extend(buffers)
-        if not self._has_joined and self.transport is not None:
+        if is_idle:
+            self.flush()
+        elif not self._has_joined and self.transport is not None:
             self._has_joined = True
             self._flushes.join(self)
 
@@ -174,16 +179,17 @@ class _Output:
         if transport is None or not unsent:
             return
         self._unsent, self._size = [], 0
-        if len(unsent) == 1:
-            (buffer,) = unsent
-            self.sent += len(buffer)
-            transport.write(buffer)
-            return
         self.sent += sum(map(len, unsent))
-        if size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
-            transport.write(b"".join(unsent))
-        else:
-            transport.writelines(unsent)
+        try:
+            if len(unsent) == 1:
+                transport.write(unsent[0])
+            elif size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
+                transport.write(b"".join(unsent))
+            else:
+                transport.writelines(unsent)
+        except Exception as error:  # noqa: BLE001  (it must not silence others, which are to be flushed after this one)
+            self.drop()  # An unknown part of its bytes is lost.
+            self._flushes.failed(error)
 
 
 class _Input:
@@ -195,7 +201,7 @@ class _Input:
         self._scratch = scratch
         self.size = 0  # bytes received
 
-    def buffer(self, size: int) -> Buffer:
+    def buffer(self, sizehint: int) -> Buffer:
         """Return the buffer for the next bytes. See `asyncio.BufferedProtocol.get_buffer`."""
         direct = self._frames.direct
         return self._scratch if direct is None else direct.rest()
@@ -321,20 +327,21 @@ class Connection(asyncio.BufferedProtocol):
         txn_id: int | None = None,
         key: ReadKey | None = None,
         is_fencing: bool = False,
-    ) -> asyncio.Future[Outcome]:
+    ) -> Answer:
         """Send a request in this or the next iteration of the event loop. Cancelling the future gives the request up.
 
         `txn_id`: its transaction id (v3) or request id (v2 batch read). `key`: of a v2 read, which has neither;
         `accepts_read` must be true for it.
         """
         assert self.error is None
-        future: asyncio.Future[Outcome] = self._loop.create_future()
+        answer = Answer(loop=self._loop)
         deadline = self._loop.time() + timeout_ms / 1000
-        self._requests.append(UnansweredRequest(future, deadline, key, is_fencing), txn_id)
-        self._output.send(buffers)
+        is_idle = not self._requests
+        self._requests.append(UnansweredRequest(answer, deadline, key, is_fencing), txn_id)
+        self._output.send(buffers, is_idle=is_idle)
         if self._timer is None:
             self._watch_deadlines()
-        return future
+        return answer
 
     def refused(self, error: BookKeeperError) -> None:
         """Report that there is no connection. It ends as by `close`."""
@@ -428,12 +435,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, response: Response) -> None:
         request: UnansweredRequest | None = None
-        if isinstance(response, BareResponse) and response.operation is Operation.ADD:
+        if isinstance(response, ReadResponse) and self.wire == "v2":
+            request = self._requests.take_read((response.ledger_id, response.entry_id))
+        elif isinstance(response, BareResponse) and response.operation is Operation.ADD:
             self._answer_adds(AddResponses(response.version, response.status, -1, (-1,), (response.txn_id,)))
         elif self.wire == "v3" or isinstance(response, BatchReadResponse):
             request = self._requests.take(response.txn_id)  # type: ignore[union-attr]
-        elif isinstance(response, ReadResponse):
-            request = self._requests.take_read((response.ledger_id, response.entry_id))
         if request is not None:
             request.finish(response)
 

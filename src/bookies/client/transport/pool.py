@@ -24,7 +24,7 @@ from bookies.client.transport.connection import Connection, ConnectionOwner, Flu
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
 from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
-from bookies.client.transport.unanswered import AddSink, Outcome, PendingAdds
+from bookies.client.transport.unanswered import AddSink, Answer, Outcome, PendingAdds
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
@@ -283,13 +283,14 @@ class BookiePool:
         key: bytes | None = None,
         is_high_priority: bool = False,
         trace: str = "",
-    ) -> asyncio.Future[Outcome]:
+    ) -> Answer:
         """Request one entry, -1: the highest. With `key` the bookie fences the ledger first.
 
         `trace`: see `AddOptions`.
         """
         is_fencing = key is not None
-        connection = self._connection(bookie, "v3" if trace else self._config.wire)
+        wire, peer = "v3" if trace else self._config.wire, self._peers.get(bookie)
+        connection = (peer and peer.connections.get(wire)) or self._connection(bookie, wire)
         if connection.wire == "v2" and not connection.accepts_read((ledger_id, entry_id), is_fencing):
             connection = self._connection(bookie, "v3")
         read_key = txn_id = None
@@ -307,7 +308,7 @@ class BookiePool:
         answer = connection.request(
             frames, self._config.read_timeout_ms, txn_id=txn_id, key=read_key, is_fencing=is_fencing
         )
-        peer = self._peers[bookie]
+        peer = peer or self._peers[bookie]
         peer.read_count += 1
         if self.latency is not None or not peer.read_count % OBSERVED_EVERY:
             self._observe(bookie, READ, answer, ledger_id)

@@ -140,17 +140,17 @@ class UnansweredAdds:
         kept = queues.get(where)
         if kept is None:
             queues[where] = adds
-        elif type(kept) is AddQueue:
+        elif isinstance(kept, AddQueue):
             kept.append(adds)
         else:
-            queues[where] = AddQueue((kept, adds))  # type: ignore[arg-type]
+            queues[where] = AddQueue((kept, adds))
 
     def take_run(self, where: int, keys: Sequence[int]) -> PendingAdds | None:
         """Remove and return the oldest run if a success with these keys answers exactly that: the usual case."""
         kept = self._of_writers.get(where)
         if kept is None or self._of_recoveries:
             return None
-        if type(kept) is AddQueue:
+        if isinstance(kept, AddQueue):
             if not kept or kept[0].keys != keys:
                 return None
             run = kept.popleft()
@@ -267,14 +267,27 @@ class HeldAdds:
         return [adds for proof in self.proofs() for adds, _ in self.take(proof)]
 
 
+class Answer(asyncio.Future[Outcome]):
+    """The outcome of a request other than an add. `waiter`: done with it; may be cancelled without giving it up."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Wake the waiter, if there is one that waits."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
 class UnansweredRequest:
     """A request other than an add. `key`: None if responses are matched by transaction or request id."""
 
     __slots__ = ("deadline", "future", "is_fencing", "key")
 
-    def __init__(
-        self, future: asyncio.Future[Outcome], deadline: float, key: ReadKey | None = None, is_fencing: bool = False
-    ) -> None:
+    def __init__(self, future: Answer, deadline: float, key: ReadKey | None = None, is_fencing: bool = False) -> None:
         self.future = future
         self.deadline = deadline
         self.key = key
@@ -282,10 +295,12 @@ class UnansweredRequest:
 
     def finish(self, outcome: Outcome) -> bool:
         """Report the outcome, unless the request was given up. Return whether it was not."""
-        is_wanted = not self.future.done()
-        if is_wanted:
-            self.future.set_result(outcome)
-        return is_wanted
+        answer = self.future
+        if answer.done():
+            return False
+        answer.set_result(outcome)
+        answer.wake()
+        return True
 
 
 class UnansweredRequests:
@@ -294,7 +309,7 @@ class UnansweredRequests:
     def __init__(self) -> None:
         self._next_txn_id = 1
         self._by_txn_id: dict[int, UnansweredRequest] = {}
-        self._reads: dict[ReadKey, deque[UnansweredRequest]] = {}
+        self._reads: dict[ReadKey, list[UnansweredRequest]] = {}  # nearly always one
         self._abandoned: dict[ReadKey, int] = {}  # v2 reads given up whose responses may still arrive
 
     def __bool__(self) -> bool:
@@ -323,10 +338,7 @@ class UnansweredRequests:
             self._by_txn_id[txn_id] = request
             return
         assert request.key is not None
-        waiting = self._reads.get(request.key)
-        if waiting is None:
-            waiting = self._reads[request.key] = deque()
-        waiting.append(request)
+        self._reads.setdefault(request.key, []).append(request)
 
     def take(self, txn_id: int) -> UnansweredRequest | None:
         return self._by_txn_id.pop(txn_id, None)
@@ -336,7 +348,7 @@ class UnansweredRequests:
         waiting = self._reads.get(key)
         request: UnansweredRequest | None = None
         while waiting:
-            request = waiting.popleft()
+            request = waiting.pop(0)
             if not request.future.done():
                 break
             self._abandon(request)
