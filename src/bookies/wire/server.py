@@ -73,6 +73,9 @@ class RequestDecoder:
     def _decode_v2(self, buffer: bytes, starts: Sequence[int], index: int, requests: list[Request]) -> int:
         at, end = starts[index], starts[index + 1]
         version, opcode, flags = v2.parse_header(buffer, at, end)
+        if opcode == v2.OPCODE_READ and not flags and version < v2.UNSUPPORTED and end - at == v2.PLAIN_READ_SIZE:
+            requests.append(v2.parse_plain_read(version, buffer, at))
+            return index + 1
         if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
             requests.append(v2.parse_request(buffer, at, end))
             return index + 1

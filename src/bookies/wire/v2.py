@@ -47,6 +47,7 @@ ADD_BODY = 28
 ADD_DECODABLE_SIZE = 44  # with both ids of the body; smaller frames are not answered at all
 ADD_SIZE_MIN = 52  # with the 24 bytes of a body that the bookie checks; smaller ones are refused
 ADD_RESPONSE_SIZE = 28
+PLAIN_READ_SIZE = 24
 
 STATUS_OF_CODE = {
     0: Status.OK,
@@ -123,6 +124,11 @@ def parse_adds(
     return index, AddRequest(version, key, Adds(table, entry_ids, records), is_recovery, is_high_priority), least
 
 
+def parse_plain_read(version: int, buffer: bytes, at: int) -> ReadRequest:
+    """A read of `PLAIN_READ_SIZE` bytes without flags, as `parse_request` does: entries at random are read so."""
+    return ReadRequest(version, 0, *_IDS.unpack_from(buffer, at + 8))
+
+
 def parse_request(buffer: bytes, at: int, end: int) -> Request:
     """Any request but a servable add. Raises RemoteProtocolError where a bookie closes (wire-protocol 2.6)."""
     version, opcode, flags = parse_header(buffer, at, end)
@@ -139,8 +145,6 @@ def parse_request(buffer: bytes, at: int, end: int) -> Request:
             status = Status.BAD_REQUEST if version < UNSUPPORTED else Status.BAD_VERSION
             return InvalidRequest(version, 0, operation, status, *_IDS.unpack_from(buffer, at + ADD_BODY))
         if operation is Operation.READ:
-            if end - at == _PLAIN_READ.size and not flags and version <= VERSION:
-                return ReadRequest(version, 0, *_IDS.unpack_from(buffer, at + 8))
             ledger_id, entry_id = _IDS.unpack(buffer[at + 8 : min(at + 24, end)])
             if version >= UNSUPPORTED:
                 return InvalidRequest(version, 0, operation, Status.BAD_VERSION, ledger_id, entry_id)
@@ -282,7 +286,7 @@ def pack_response(response: Response) -> list[Buffer]:
         body: Buffer = response.body if response.status is Status.OK and response.body is not None else b""
         if response.version == VERSION:
             size, header = _PLAIN_RESPONSE.size - 4 + len(body), VERSION << 24 | OPCODE_READ << 16
-            code = CODE_OF_STATUS[response.status]
+            code = 0 if response.status is Status.OK else CODE_OF_STATUS[response.status]
             head = _PLAIN_RESPONSE.pack(size, header, code, response.ledger_id, response.entry_id)
             return [head, body] if body else [head]
         opcode, request_id = OPCODE_READ, b""

@@ -386,9 +386,7 @@ class BookiePool:
         response = self.check(bookie, await future, BatchReadResponse, ledger_id, first)
         return bytes(response.records)[response.start :]
 
-    def start_long_poll(
-        self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int
-    ) -> asyncio.Future[Outcome]:
+    def start_long_poll(self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int) -> Answer:
         """Request the entry after `previous_lac` as soon as the last add confirmed exceeds that.
 
         After `wait_ms` milliseconds the bookie answers without an entry.
@@ -598,9 +596,7 @@ class BookiePool:
             self._tasks.start(self._connector.open(connection), f"connect to {bookie}")
         return connection
 
-    def _start_v3(
-        self, bookie: BookieId, request: Callable[[int], Request], timeout_ms: int | None
-    ) -> asyncio.Future[Outcome]:
+    def _start_v3(self, bookie: BookieId, request: Callable[[int], Request], timeout_ms: int | None) -> Answer:
         connection = self._connection(bookie, "v3")
         txn_id = connection.next_txn_ids()[0]
         timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
