@@ -249,7 +249,6 @@ class Connection(asyncio.BufferedProtocol):
         self.number = NOT_ESTABLISHED
         self.state = State.CONNECTING
         self.error: BookKeeperError | None = None  # why it is closed
-        self._has_answered = False  # at least one response was received
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._input = _Input(ResponseDecoder(wire, frame_size_max), scratch)
@@ -391,7 +390,6 @@ class Connection(asyncio.BufferedProtocol):
         except RemoteProtocolError as cause:
             self._drop(cause.message, cause)
             return
-        self._has_answered = True
         for response in responses:
             if isinstance(response, AddResponses):
                 self._answer_adds(response)
@@ -402,7 +400,7 @@ class Connection(asyncio.BufferedProtocol):
         reason = f": {exc}" if exc else " by the bookie"
         error = BookieUnreachable(f"connection closed{reason}", bookie=self.bookie)
         transport, self._output.transport = self._output.transport, None
-        if not self._has_answered and transport is not None and transport.get_extra_info("ssl_object"):
+        if not self._input.size and transport is not None and transport.get_extra_info("ssl_object"):
             # In TLS 1.3 a bookie rejects a client's certificate only after the client has finished the handshake.
             text = "it ended the encrypted connection without an answer: it requires a certificate, or another one"
             error = TlsFailed(text + (f" ({exc})" if exc else ""), bookie=self.bookie)
