@@ -33,20 +33,24 @@ class FifoLock:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self.count = 0  # callers that hold it or wait for it
+        self._count = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._count == 0
 
     async def __aenter__(self) -> None:
-        self.count += 1
+        self._count += 1
         try:
             await self._lock.acquire()
         except BaseException:
-            self.count -= 1
+            self._count -= 1
             raise
 
     async def __aexit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.count -= 1
+        self._count -= 1
         self._lock.release()
 
 

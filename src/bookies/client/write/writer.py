@@ -368,7 +368,7 @@ class LedgerWriter:
             self._check_open()
         if len(data) > self._payload_size_max:
             self._check_size(len(data))
-        if self._queue_for_memory.count or not self._budget.try_acquire(len(data) + self._overhead):
+        if not self._queue_for_memory.is_empty or not self._budget.try_acquire(len(data) + self._overhead):
             return None
         return self._queue(data)
 
