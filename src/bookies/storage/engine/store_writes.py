@@ -291,7 +291,7 @@ class StoreWrites(StoreAccess):
             self._entry_size += size
         finally:  # all cached entries must be journaled, even after an exception
             if len(ledgers) == 1:
-                self._journal(parts, ledgers[0], adds.records.tobytes(), size, partial(source.done, adds))
+                self._journal(ledgers[0], adds.records.tobytes(), size, partial(source.done, adds))
                 source.accepted(size)
             else:
                 for journal, part, its_ledgers in _by_journal(parts.journals, adds, ledgers):
@@ -331,7 +331,7 @@ class StoreWrites(StoreAccess):
         ledger.is_fence_pending = True
         self._open().index.set_header(ledger, ledger.header.with_state(STATE_FENCED))
         record = journal_format.pack_fence(ledger_id)
-        self._journal(self._open(), ledger, record, len(record), durable)
+        self._journal(ledger, record, len(record), durable)
         self._watchers.wake(ledger_id, None)
 
     def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
@@ -354,7 +354,7 @@ class StoreWrites(StoreAccess):
         ledger = self._authorized(ledger_id, master_key)
         self._open().index.set_explicit_lac(ledger, body)
         record = journal_format.pack_explicit_lac(ledger_id, body)
-        self._journal(self._open(), ledger, record, len(record), done, is_patient=True)
+        self._journal(ledger, record, len(record), done, is_patient=True)
         self._watchers.wake(ledger_id, last_add_confirmed)
 
     def force(self, ledger_id: int, done: Done) -> None:
@@ -395,13 +395,10 @@ class StoreWrites(StoreAccess):
         journals = self._open().journals
         return journals[ledger_id % len(journals)]
 
-    @staticmethod
-    def _journal(
-        parts: StorageParts, ledger: Ledger, record: Buffer, size: int, done: Done, *, is_patient: bool = False
-    ) -> None:
+    def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done, *, is_patient: bool = False) -> None:
         """Queue a record that is already in the storage, after the ledger's key (F-7)."""
         keys = _due_keys((ledger,)) if ledger.due & KEY_DUE else b""
-        journal = parts.journals[ledger.ledger_id % len(parts.journals)]
+        journal = self._journal_of(ledger.ledger_id)
         append = journal.append_patiently if is_patient else journal.append
         append((keys, record) if keys else (record,), len(keys) + size, done)
 
