@@ -340,9 +340,7 @@ class AddPipeline:
     @property
     def header_last_add_confirmed(self) -> int:
         """Return the LAC for the header of the next entry: always true (I-13); in recovery the starting point (D-5)."""
-        if self._write_back is not None:
-            return self._write_back.start
-        return self._forced if self._rules.is_deferred_sync else self.head
+        return self.last_add_confirmed if self._write_back is None else self._write_back.start
 
     @property
     def pending_count(self) -> int:
