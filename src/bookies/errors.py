@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 class Status(enum.Enum):
     """Outcome of one request at a bookie, independent of the protocol version. Source: wire-protocol 2.5."""
 
+    __hash__ = object.__hash__  # `Enum`'s own is a Python function, called several times for a message of v3
+
     OK = "OK"
     NO_LEDGER = "NO_LEDGER"
     NO_ENTRY = "NO_ENTRY"

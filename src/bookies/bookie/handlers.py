@@ -147,13 +147,15 @@ class Handlers:
 
     def _add_some(self, connection: Connection, request: AddRequest, adds: Adds) -> None:
         """Add some stretches of a request."""
+        is_timed = self._served is not None or self.on_add_latency is not None
+        begun = self._begun(request) if is_timed else None
         refused = self.storage.add(
             adds,
             request.master_key,
             is_recovery=request.is_recovery,
             is_deferred_sync=request.is_deferred_sync and not request.is_recovery,
             accepted=self._intake.accepted,
-            done=functools.partial(self._added, connection, request, self._begun(request)),
+            done=functools.partial(self._added, connection, request, begun),
         )
         for part, error in refused:
             if isinstance(error, LedgerUnchecked):
@@ -189,10 +191,11 @@ class Handlers:
             self._check(connection, request, part)
             self._intake.answered(part.records.size)
             return
-        if begun is not None and self.on_add_latency is not None and not request.is_recovery:
-            self.on_add_latency(asyncio.get_running_loop().time() - begun)
-        if begun is not None and self._served is not None:
-            self._served.added(begun, part, connection.peer, request, has_failed=error is not None)
+        if begun is not None:
+            if self.on_add_latency is not None and not request.is_recovery:
+                self.on_add_latency(asyncio.get_running_loop().time() - begun)
+            if self._served is not None:
+                self._served.added(begun, part, connection.peer, request, has_failed=error is not None)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
         connection.send(encode_answers(request, part, status))
         self._intake.answered(part.records.size)

@@ -65,7 +65,7 @@ class Reads:
         """Read a single entry: plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
         refusal = self._refusal(connection, request)
         durable = None
-        if refusal is None:
+        if refusal is None and request.is_fencing:
             try:
                 durable = self._fence(request)
             except BookKeeperError as error:
@@ -77,13 +77,11 @@ class Reads:
         elif durable is not None or request.version == 3 or not self._maybe_read_now(connection, request):
             self._start(connection, request, self._read_entry, durable)
 
-    def _fence(self, request: ReadRequest | BatchReadRequest) -> asyncio.Future[None] | None:
+    def _fence(self, request: ReadRequest | BatchReadRequest) -> asyncio.Future[None]:
         """Fence at once, before any request that arrives later on any connection; the future is done when durable.
 
-        None when the request fences nothing. Raises `Unauthorized` and the storage's other refusals.
+        Raises `Unauthorized` and the storage's other refusals.
         """
-        if not request.is_fencing:
-            return None
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # If the read failed first or the client disconnected, the failure of the fence is not lost: the ledger's next
         # fence meets it again.
@@ -121,7 +119,7 @@ class Reads:
         """Answer at once if the entry is in the write cache (recovery, tailing readers) or in the system's page
         cache."""
         share = connection.share
-        if share.is_waiting or share.is_pressed:
+        if share.must_wait:
             return False
         # It is available at once, so it is counted when its size is known.
         body = self._store.read_resident(request.ledger_id, request.entry_id)
@@ -269,7 +267,7 @@ class Reads:
         """Read consecutive entries, at least the first. Source: wire-protocol 5.9."""
         refusal = self._refusal(connection, request)
         durable = None
-        if refusal is None:
+        if refusal is None and request.is_fencing:
             try:
                 durable = self._fence(request)
             except BookKeeperError as error:

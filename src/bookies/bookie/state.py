@@ -112,7 +112,8 @@ class BookieState:
     def may_add(self, is_high_priority: bool) -> bool:
         """Report whether an add is allowed. High priority exempts from read-only, the recovery flag does not; the
         storage decides last."""
-        return self.phase is Phase.SERVING and (is_high_priority or self.mode is BookieMode.WRITABLE)
+        is_writable = self._is_storage_writable and not self._is_held_read_only
+        return self.phase is Phase.SERVING and (is_high_priority or is_writable)
 
     def may_write_lac(self) -> bool:
         """Report whether an explicit LAC is allowed; it is never urgent."""

@@ -94,19 +94,16 @@ class ThreadWorker:
             self._has_looked = True
             self._direct = _direct_writes(self._outcomes.loop)
 
-        def by_thread() -> None:
-            self.run(file.write_durably, buffers, offset).add_done_callback(lambda future: done(future.exception()))
-
         def written(outcome: bool | Exception) -> None:
             if outcome is True:
                 done(None)
             elif outcome is False:
-                by_thread()
+                self.run(file.write_durably, buffers, offset).add_done_callback(lambda future: done(future.exception()))
             else:
                 done(outcome)
 
         if self._direct is None or not file.begin_durable(self._direct.submit, buffers, offset, written):
-            by_thread()
+            written(False)
 
     def begin_read(self, file: File, size: int, offset: int, ended: ReadEnded) -> bool:
         """Use `ring.RingReads`, where the system has it. See `ports.Worker`."""

@@ -25,24 +25,28 @@ def encode_request(request: Request) -> list[Buffer]:
 class ResponseDecoder:
     """Decoder of the responses of one connection; adjacent answers to adds of one ledger with one status are merged.
 
-    `wire`: "v2" or "v3". The answer to START_TLS is always v3 and comes before the first request. Apache's bookies
+    `wire`: "v2" or "v3". `frames`: cuts the bytes.
+
+    The answer to START_TLS is always v3 and comes before the first request. Apache's bookies
     send another one later, that the client has not authenticated; it is dropped. Source: wire-protocol 5.3.
     """
 
     def __init__(self, wire: str, frame_size_max: int) -> None:
         assert wire in ("v2", "v3")
         self._is_v3 = wire == "v3"
-        self._frames = FrameReader(frame_size_max)
-        self.room = self._frames.room  # the buffer for the next bytes; see there
+        self.frames = FrameReader(frame_size_max)
 
     def feed(self, data: Buffer) -> list[Response]:
         """Return responses in the order of their arrival. Raises RemoteProtocolError: the caller closes the
         connection."""
-        return self._decoded(*self._frames.feed(data))
+        is_lone = len(data) == v2.ADD_RESPONSE_SIZE and not self._is_v3 and self.frames.is_between
+        if is_lone and (answer := v2.maybe_add_response(data)) is not None:
+            return [answer]
+        return self._decoded(*self.frames.feed(data))
 
     def received(self, count: int) -> list[Response]:
-        """Handle `size` bytes that were written into `room`, like `feed`."""
-        return self._decoded(*self._frames.received(count))
+        """Handle `count` bytes that were written into the rest of `frames.direct`, like `feed`."""
+        return self._decoded(*self.frames.received(count))
 
     def _decoded(self, buffer: bytes, starts: Sequence[int]) -> list[Response]:
         responses: list[Response] = []
@@ -62,8 +66,8 @@ class ResponseDecoder:
                     if not _is_about_tls(buffer, starts[index : index + 2]):
                         raise
                 index += 1
-        if self._frames.error is not None:
-            raise self._frames.error
+        if self.frames.error is not None:
+            raise self.frames.error
         return responses
 
 

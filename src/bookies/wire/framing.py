@@ -25,7 +25,8 @@ class FrameReader:
     """Reader that cuts one direction of one connection into frames.
 
     `frame_size_max`: bytes of the largest frame, the four of the length word included. `error`: set when the bytes
-    after the frames that `feed` returned last are not a frame; the stream is broken there.
+    after the frames that `feed` returned last are not a frame; the stream is broken there. `direct`: an incomplete
+    frame that is filled in its place: then the next bytes belong into `direct.rest()`, and `received` follows.
     """
 
     def __init__(self, frame_size_max: int) -> None:
@@ -34,20 +35,21 @@ class FrameReader:
         self._pieces: list[bytes] = []  # of one incomplete frame; joined when it is complete
         self._held = 0  # bytes in them
         self._need = PREFIX_SIZE
-        self._direct: Frame | None = None  # one incomplete frame that is filled in its place; no pieces then
+        self.direct: Frame | None = None  # no pieces then
 
-    def room(self) -> memoryview | None:
-        """Return the buffer for the next bytes; then call `received`. None: use any buffer, and `feed` it."""
-        return None if self._direct is None else self._direct.rest()
+    @property
+    def is_between(self) -> bool:
+        """Report whether the next bytes begin a frame."""
+        return not self._held and self.direct is None and self.error is None
 
     def received(self, count: int) -> tuple[bytes, Sequence[int]]:
-        """Handle `size` bytes that were written into `room`, like `feed`."""
-        direct = self._direct
+        """Handle `count` bytes that were written into the rest of `direct`, like `feed`."""
+        direct = self.direct
         assert direct is not None
         direct.advance(count)
         if direct.missing:
             return b"", (0,)
-        self._direct = None
+        self.direct = None
         whole = direct.take()
         return whole, (0, len(whole))
 
@@ -60,8 +62,8 @@ class FrameReader:
         if self.error is not None:
             raise self.error
         buffer = bytes(data)  # no copy when it is bytes already
-        if self._direct is not None:
-            rest = self._direct.rest()
+        if self.direct is not None:
+            rest = self.direct.rest()
             count = min(len(rest), len(buffer))
             rest[:count] = buffer[:count]
             whole, starts = self.received(count)
@@ -95,18 +97,18 @@ class FrameReader:
             self.error = RemoteProtocolError(f"frame with a length of 0 or above {self._frame_size_max:,} bytes")
         if held >= DIRECT_HELD and held < need <= DIRECT_SIZE_MAX:
             self._held = 0
-            self._direct = Frame(need)
-            self._direct.rest()[:held] = memoryview(buffer)[end:]
-            self._direct.advance(held)
+            self.direct = Frame(need)
+            self.direct.rest()[:held] = memoryview(buffer)[end:]
+            self.direct.advance(held)
         elif held:
             self._pieces = [buffer[end:]]
 
     @property
     def held_size(self) -> int:
         """Return the bytes held of the incomplete frame; at least an eighth of the room that was made for it."""
-        direct = self._direct
+        direct = self.direct
         return self._held if direct is None else max(direct.filled, (direct.filled + direct.missing) // ROOM_SHARE)
 
     def forget_rest(self) -> None:
         """Drop the bytes after the complete frames: they are in the buffer, and not framed (START_TLS)."""
-        self._pieces, self._held, self._need, self._direct, self.error = [], 0, PREFIX_SIZE, None, None
+        self._pieces, self._held, self._need, self.direct, self.error = [], 0, PREFIX_SIZE, None, None

@@ -23,6 +23,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Operation(enum.Enum):
+    __hash__ = object.__hash__  # as that of `Status`
+
     ADD = "add"
     READ = "read"
     BATCH_READ = "batch read"

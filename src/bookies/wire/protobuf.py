@@ -83,7 +83,7 @@ class Message:
             if value is None:
                 continue
             if field.kind < Kind.BYTES:
-                pieces.append(field.packed_tag + pack_varint(value))
+                pieces.append(field.packed_tag + (_SMALL[value] if 0 <= value < 0x80 else pack_varint(value)))
             elif field.kind is Kind.REPEATED_MESSAGE:
                 for item in value:
                     _append_message(pieces, field, item)
@@ -91,7 +91,8 @@ class Message:
                 _append_message(pieces, field, value)
             else:
                 data = value.encode("utf-8", "surrogateescape") if field.kind is Kind.STRING else value
-                pieces.append(field.packed_tag + pack_varint(len(data)))
+                size = len(data)
+                pieces.append(field.packed_tag + (_SMALL[size] if size < 0x80 else pack_varint(size)))
                 pieces.append(data)
         return pieces
 
@@ -165,7 +166,8 @@ def frame(pieces: Sequence[Buffer]) -> list[Buffer]:
 def _append_message(pieces: list[Buffer], field: Field, values: Values) -> None:
     assert isinstance(field.of, Message)
     inner = field.of.pack(values)
-    pieces.append(field.packed_tag + pack_varint(sum(map(len, inner))))
+    size = sum(map(len, inner))
+    pieces.append(field.packed_tag + (_SMALL[size] if size < 0x80 else pack_varint(size)))
     pieces.extend(inner)
 
 
@@ -184,7 +186,11 @@ def _merge(by_tag: Mapping[int, tuple[str, Kind, Any]], values: Values, buffer: 
             if value >= 0x80:
                 value, at = parse_varint(buffer, at - 1)
             if field is not None:
-                _set_number(values, field, value)
+                name, kind, of = field
+                if value >= 1 << 31:
+                    value = _number(kind, value)
+                if kind is not _ENUM or value in of:
+                    values[name] = value
             elif tag >> 3 == 0:
                 raise RemoteProtocolError("field number 0")
         elif wire_type == _BYTES:
@@ -216,18 +222,14 @@ def _merge(by_tag: Mapping[int, tuple[str, Kind, Any]], values: Values, buffer: 
         raise RemoteProtocolError("field is cut off")
 
 
-def _set_number(values: Values, field: tuple[str, Kind, Any], value: int) -> None:
-    name, kind, known = field
+def _number(kind: Kind, value: int) -> int:
+    """The number that a varint stands for; one below `1 << 31` stands for itself."""
     if kind is _INT64:
-        values[name] = value if value < 1 << 63 else value - (1 << 64)
-    elif kind is _UINT64:
-        values[name] = value
-    else:
-        value &= 0xFFFF_FFFF  # as the reference does: the upper half of 32-bit kinds is dropped
-        if kind is not Kind.UINT32 and value >= 1 << 31:
-            value -= 1 << 32
-        if kind is not _ENUM or value in known:
-            values[name] = value
+        return value if value < 1 << 63 else value - (1 << 64)
+    if kind is _UINT64:
+        return value
+    value &= 0xFFFF_FFFF  # as the reference does: the upper half of 32-bit kinds is dropped
+    return value if kind is Kind.UINT32 or value < 1 << 31 else value - (1 << 32)
 
 
 def _skip(buffer: bytes, at: int, end: int, tag: int) -> int:

@@ -28,13 +28,15 @@ from bookies.wire.messages import (
 class RequestDecoder:
     """Decode the requests of one connection, adds with one key and the same flags that follow each other merged.
 
+    `frames`: cuts the bytes; holds those of the request that has not arrived whole.
+
     `stops_at_start_tls`: decode nothing behind a START_TLS request until it is decided; the bytes behind it may be
     TLS records. They wait in `take_rest`, to be fed here again when they turn out to be plain.
     """
 
     def __init__(self, frame_size_max: int, *, stops_at_start_tls: bool = False) -> None:
         self.is_v2 = False
-        self._frames = FrameReader(frame_size_max)
+        self.frames = FrameReader(frame_size_max)
         self._stops_at_start_tls = stops_at_start_tls
         self._rest = b""
 
@@ -44,7 +46,7 @@ class RequestDecoder:
         Raises RemoteProtocolError: the caller closes the connection. What came before the malformed frame in the same
         read is lost with it, as it may be anyway when a connection closes.
         """
-        buffer, starts = self._frames.feed(data)
+        buffer, starts = self.frames.feed(data)
         requests: list[Request] = []
         index, count = 0, len(starts) - 1
         while index < count:
@@ -56,17 +58,12 @@ class RequestDecoder:
                 continue
             index = v3.parse_requests(buffer, starts, index, requests)
             if self._stops_at_start_tls and isinstance(requests[-1], StartTlsRequest):
-                self._frames.forget_rest()
+                self.frames.forget_rest()
                 self._rest = buffer[starts[index] :]
                 return requests
-        if self._frames.error is not None:
-            raise self._frames.error
+        if self.frames.error is not None:
+            raise self.frames.error
         return requests
-
-    @property
-    def held_size(self) -> int:
-        """Bytes of the request that has not arrived whole."""
-        return self._frames.held_size
 
     def take_rest(self) -> bytes:
         """The bytes behind a START_TLS request, once."""
@@ -76,6 +73,9 @@ class RequestDecoder:
     def _decode_v2(self, buffer: bytes, starts: Sequence[int], index: int, requests: list[Request]) -> int:
         at, end = starts[index], starts[index + 1]
         version, opcode, flags = v2.parse_header(buffer, at, end)
+        if opcode == v2.OPCODE_READ and not flags and version < v2.UNSUPPORTED and end - at == v2.PLAIN_READ_SIZE:
+            requests.append(v2.parse_plain_read(version, buffer, at))
+            return index + 1
         if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
             requests.append(v2.parse_request(buffer, at, end))
             return index + 1

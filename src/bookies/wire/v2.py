@@ -47,6 +47,7 @@ ADD_BODY = 28
 ADD_DECODABLE_SIZE = 44  # with both ids of the body; smaller frames are not answered at all
 ADD_SIZE_MIN = 52  # with the 24 bytes of a body that the bookie checks; smaller ones are refused
 ADD_RESPONSE_SIZE = 28
+PLAIN_READ_SIZE = 24
 
 STATUS_OF_CODE = {
     0: Status.OK,
@@ -80,6 +81,7 @@ _PLAIN_READ = struct.Struct(">IIqq")  # length, header, ids: the frame of a read
 _PLAIN_BATCH_READ = struct.Struct(">IIqqqiq")  # length, header, and as `_BATCH_READ`
 _RESPONSE = struct.Struct(">iqq")  # error code, ledger, entry
 _PLAIN_RESPONSE = struct.Struct(">IIiqq")  # length, header, and as `_RESPONSE`
+_ADD_RESPONSE = struct.Struct(">IBBHiqq")  # length, header, and as `_RESPONSE`
 _I64 = struct.Struct(">q")
 
 
@@ -120,6 +122,11 @@ def parse_adds(
     index, table, entry_ids, records, least = kernels.gather_adds(buffer, starts, index)
     is_recovery, is_high_priority = flags & FLAG_RECOVERY != 0, flags & FLAG_HIGH_PRIORITY != 0
     return index, AddRequest(version, key, Adds(table, entry_ids, records), is_recovery, is_high_priority), least
+
+
+def parse_plain_read(version: int, buffer: bytes, at: int) -> ReadRequest:
+    """A read of `PLAIN_READ_SIZE` bytes without flags, as `parse_request` does: entries at random are read so."""
+    return ReadRequest(version, 0, *_IDS.unpack_from(buffer, at + 8))
 
 
 def parse_request(buffer: bytes, at: int, end: int) -> Request:
@@ -253,6 +260,18 @@ def parse_response(buffer: bytes, at: int, end: int) -> Response:
     return BatchReadResponse(version, request_id, status, ledger_id, entry_id, records)
 
 
+def maybe_add_response(frame: Buffer) -> AddResponses | None:
+    """The response to one add, in one step: a lone add has three. `frame`: of `ADD_RESPONSE_SIZE` bytes, perhaps one.
+
+    None: use the framing.
+    """
+    size, version, opcode, _, code, ledger_id, entry_id = _ADD_RESPONSE.unpack(frame)
+    status = STATUS_OF_CODE.get(code)
+    if size != ADD_RESPONSE_SIZE - 4 or version != VERSION or opcode != OPCODE_ADD or status is None:
+        return None
+    return AddResponses(version, status, ledger_id, range(entry_id, entry_id + 1))
+
+
 def status_of(code: int) -> Status:
     """Raises RemoteProtocolError for a number outside the table, as Apache's clients do by closing."""
     status = STATUS_OF_CODE.get(code)
@@ -267,7 +286,7 @@ def pack_response(response: Response) -> list[Buffer]:
         body: Buffer = response.body if response.status is Status.OK and response.body is not None else b""
         if response.version == VERSION:
             size, header = _PLAIN_RESPONSE.size - 4 + len(body), VERSION << 24 | OPCODE_READ << 16
-            code = CODE_OF_STATUS[response.status]
+            code = 0 if response.status is Status.OK else CODE_OF_STATUS[response.status]
             head = _PLAIN_RESPONSE.pack(size, header, code, response.ledger_id, response.entry_id)
             return [head, body] if body else [head]
         opcode, request_id = OPCODE_READ, b""

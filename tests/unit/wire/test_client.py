@@ -60,6 +60,30 @@ def test_adjacent_answers_to_adds_merge(wire: str) -> None:
     )
 
 
+@pytest.mark.parametrize("status", [Status.OK, Status.FENCED, Status.READ_ONLY])
+def test_a_lone_answer_to_an_add_is_read_alike_whole_and_in_pieces(status: Status) -> None:
+    data = frames(AddResponses(2, status, 5, range(7, 8)))
+    whole, pieces = ResponseDecoder("v2", SIZE_MAX), ResponseDecoder("v2", SIZE_MAX)
+    expected = [AddResponses(2, status, 5, range(7, 8))]
+    assert whole.feed(data) == expected
+    assert pieces.feed(data[:9]) == []
+    # As many bytes as the answer has, and yet not the answer: the rest of it, and the front of the next one.
+    assert pieces.feed(data[9:] + data[:9]) == expected
+    assert pieces.feed(data[9:]) == expected
+    assert pieces.feed(data) == expected
+
+
+def test_bytes_of_the_size_of_a_lone_answer_may_be_others() -> None:
+    answer = frames(AddResponses(2, Status.OK, 5, [7]))
+    missing = ReadResponse(2, 0, Status.NO_ENTRY, 5, 7)
+    assert len(frames(missing)) == len(answer)
+    assert ResponseDecoder("v2", SIZE_MAX).feed(frames(missing)) == [missing]
+    with pytest.raises(RemoteProtocolError, match="error code 3"):
+        ResponseDecoder("v2", SIZE_MAX).feed(answer[:8] + b"\x00\x00\x00\x03" + answer[12:])
+    with pytest.raises(RemoteProtocolError):
+        ResponseDecoder("v2", SIZE_MAX).feed(bytes(len(answer)))
+
+
 def test_consecutive_ids_are_a_range() -> None:
     (answers,) = ResponseDecoder("v2", SIZE_MAX).feed(frames(AddResponses(2, Status.OK, 5, list(range(3, 90)))))
     assert isinstance(answers, AddResponses)

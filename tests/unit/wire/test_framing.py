@@ -103,8 +103,8 @@ def test_a_long_frame_is_received_in_its_place(size: int, first: int, is_direct:
     found = []
     at = 0
     while at < len(data):
-        room = reader.room()
-        if room is not None and is_direct:
+        if reader.direct is not None and is_direct:
+            room = reader.direct.rest()
             count = min(len(room), 70_000, len(data) - at)
             room[:count] = data[at : at + count]
             buffer, starts = reader.received(count)

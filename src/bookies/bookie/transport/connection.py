@@ -187,18 +187,15 @@ class Connection(asyncio.Protocol):
             if answer_size:
                 self.share.release(answer_size)
             return
-        self._answers.gathered += encode_response(response)
         self._answers.size += answer_size
-        self._schedule_flush()
+        self.send(encode_response(response))
 
     def send(self, frames: list[Buffer]) -> None:
         """Send responses that are encoded already, with the others of this iteration."""
-        if not self.is_closed:
-            self._answers.gathered += frames
-            self._schedule_flush()
-
-    def _schedule_flush(self) -> None:
+        if self.is_closed:
+            return
         answers = self._answers
+        answers.gathered += frames
         if not answers.is_flush_scheduled:
             answers.is_flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -276,7 +273,7 @@ class Connection(asyncio.Protocol):
             self._surroundings.events.warning("connection.refused", peer=self.peer, error=error)
             self.close()
             return
-        held_size = self._decoder.held_size
+        held_size = self._decoder.frames.held_size
         if held_size > PARTIAL_SIZE_MIN or self._holds_partial_frame:
             self._holds_partial_frame = held_size > PARTIAL_SIZE_MIN
             size = held_size if self._holds_partial_frame else 0

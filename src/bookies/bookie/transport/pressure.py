@@ -289,6 +289,11 @@ class ReadShare:
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def must_wait(self) -> bool:
+        """Report whether a read of any size has to wait for others: `is_waiting` or `is_pressed`."""
+        return bool(self._waiting or (self._pool.queue and self._pool.is_pressed))
+
     def take(self, size: int) -> None:
         """Count bytes that are in memory already."""
         self.size += size
@@ -296,7 +301,8 @@ class ReadShare:
 
     def maybe_take(self, size: int) -> bool:
         """Count the bytes if they fit and no read waits for room."""
-        if self._waiting or self._pool.is_pressed or not self._has_room(size) or not self._pool.fits(size):
+        pool = self._pool
+        if self._waiting or (pool.queue and pool.is_pressed) or not self._has_room(size) or not pool.fits(size):
             return False
         self.take(size)
         return True
@@ -401,8 +407,10 @@ class ReadShare:
         self.size += size
         self._pool.size += size
         assert self.size >= 0
-        self._queue()
-        self._pool.serve()
+        if self._waiting:
+            self._queue()
+        if self._pool.queue:
+            self._pool.serve()
 
     def _move(self, pool: _Pool) -> None:
         old, self._pool = self._pool, pool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bookies.client.base.keys import Keys
 from bookies.client.transport import BookiePool
@@ -62,7 +62,7 @@ async def try_last_add_confirmed(pool: BookiePool, keys: Keys, record: LedgerMet
 async def _collect(
     core: LacRead,
     record: LedgerMetadata,
-    answers: list[asyncio.Future[Outcome]],
+    answers: Sequence[asyncio.Future[Outcome]],
     verified: Callable[[BookieId, Outcome], tuple[int, int]],
 ) -> None:
     """Feed the core with answers until it is done; cancel the rest. `verified`: (last add confirmed, length)."""

@@ -8,13 +8,12 @@ later, does not delay the reader. A single new entry comes with the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from bookies.client.base import EntryBatch
 from bookies.client.read.context import ReadContext
 from bookies.client.transport import BookiePool
-from bookies.client.transport.unanswered import Outcome
+from bookies.client.transport.unanswered import Answer, Outcome
 from bookies.errors import BookKeeperError, ClientClosed
 from bookies.kernels import Records
 from bookies.model import BookieId, LedgerMetadata
@@ -32,7 +31,7 @@ async def wait_for_entry(
     record: LedgerMetadata,
     entry_id: int,
     wait_s: float,
-    change: asyncio.Future[Any],
+    change: asyncio.Future[None],
     *,
     is_parallel: bool = False,
 ) -> EntryBatch | None:
@@ -46,7 +45,7 @@ async def wait_for_entry(
     ensemble = record.last_ensemble
     order = replica_order(ensemble_set(entry_id, len(ensemble)), ensemble, _ranking(pool, record, entry_id))
     polls = LongPollRound(record, order, is_parallel=is_parallel)
-    waiting: dict[int, asyncio.Future[Outcome]] = {}
+    waiting: dict[int, Answer] = {}
     loop = asyncio.get_running_loop()
     end = loop.time() + wait_s
 
@@ -64,9 +63,9 @@ async def wait_for_entry(
                     raise error
                 return None
             stagger = STAGGER_S if polls.has_more else None
-            futures: list[asyncio.Future[Any]] = [change, *waiting.values()]
-            done, _ = await asyncio.wait(futures, timeout=stagger, return_when=asyncio.FIRST_COMPLETED)
-            for position in [position for position, poll in waiting.items() if poll.done()]:
+            await _first_of(loop, change, waiting.values(), stagger)
+            answered = [position for position, poll in waiting.items() if poll.done()]
+            for position in answered:
                 bookie, outcome = ensemble[position], waiting.pop(position).result()
                 try:
                     last_add_confirmed, batch = _polled(context, bookie, outcome, entry_id)
@@ -80,12 +79,36 @@ async def wait_for_entry(
                 polls.empty()
             if change.done():
                 return None
-            if not done:
+            if not answered:
                 for position in polls.late():
                     ask(position)
     finally:
         for poll in waiting.values():
             poll.cancel()
+
+
+async def _first_of(
+    loop: asyncio.AbstractEventLoop, change: asyncio.Future[None], polls: Iterable[Answer], patience_s: float | None
+) -> None:
+    """Wait for an answer, for `change`, or for that many seconds; a cancellation cancels none of them."""
+    waiter = loop.create_future()
+
+    def wake(_: asyncio.Future[None] | None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    for poll in polls:
+        poll.waiter = waiter
+        if poll.done():
+            wake(None)
+    change.add_done_callback(wake)
+    timer = None if patience_s is None else loop.call_later(patience_s, wake, None)
+    try:
+        await waiter
+    finally:
+        change.remove_done_callback(wake)
+        if timer is not None:
+            timer.cancel()
 
 
 def _ranking(pool: BookiePool, record: LedgerMetadata, entry_id: int) -> Callable[[BookieId], int]:

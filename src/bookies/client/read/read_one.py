@@ -9,14 +9,13 @@ entry that is read again is in that bookie's memory. Source: client-protocol 3.3
 from __future__ import annotations
 
 import asyncio
-import functools
 import struct
 from typing import NamedTuple
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.bookie_ranking import READ
 from bookies.client.read.context import ReadContext
-from bookies.client.transport.unanswered import Outcome
+from bookies.client.transport.unanswered import Answer
 from bookies.errors import BookKeeperError, Status
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.read import replica_order
@@ -30,7 +29,7 @@ class PendingRead(NamedTuple):
     """A single read sent to a replica, `at` a time of the loop. Its answer may have arrived."""
 
     position: int
-    answer: asyncio.Future[Outcome]
+    answer: Answer
     at: float
 
 
@@ -40,57 +39,41 @@ async def look_up(context: ReadContext, metadata: LedgerMetadata, entry_id: int)
     Returns None without asking if every replica has failed recently.
     """
     pool, sticky = context.pool, context.sticky
-    size = metadata.ensemble_size
+    health, size = pool.health, metadata.ensemble_size
     turn = entry_id if sticky is None or size != metadata.write_quorum else sticky.position
     ensemble, positions = metadata.ensemble_at(entry_id), write_set(turn, size, metadata.write_quorum)
-    order = replica_order(positions, ensemble, pool.health.read_rank)
+    order = replica_order(positions, ensemble, health.read_ranking())
     position, bookie = order[0], ensemble[order[0]]
-    if pool.health.rank(bookie):
+    if health.rank(bookie):
         return None
     loop = asyncio.get_running_loop()
     answer = pool.start_read_entry(bookie, metadata.ledger_id, entry_id, trace=pool.trace())
-    asked = PendingRead(position, answer, loop.time())
+    began_s = loop.time()
     other = ensemble[order[1]] if len(order) > 1 else None
-    if pool.health.slow:
-        pool.try_slow([ensemble[position] for position in order], metadata.ledger_id, entry_id, asked.answer)
+    if health.slow:
+        pool.try_slow([ensemble[position] for position in order], metadata.ledger_id, entry_id, answer)
+    patience_s = health.hedge_delay_s(bookie, READ, other) if context.config.hedged_reads else None
+    answer.waiter = waiter = loop.create_future()
+    timer = None if patience_s is None else loop.call_later(patience_s, answer.wake)
     try:
-        patience_s = pool.health.hedge_delay_s(bookie, READ, other) if context.config.hedged_reads else None
-        await _in_time(loop, asked.answer, patience_s)
+        if not answer.done():
+            await waiter  # Unlike awaiting the answer, a cancellation here does not cancel it.
     except asyncio.CancelledError:
         if metadata.write_quorum == 1:
-            asked.answer.cancel()  # A repeated read has no other replica and must not wait for this answer.
+            answer.cancel()  # A repeated read has no other replica and must not wait for this answer.
         raise
-    outcome = asked.answer.result() if asked.answer.done() else None
-    if not isinstance(outcome, ReadResponse) or outcome.status is not Status.OK or outcome.body is None:
-        return asked
-    try:
-        batch = context.keys.verified(bookie, _record_head(len(outcome.body)) + outcome.body, entry_id, entry_id)
-    except BookKeeperError:
-        return asked
-    pool.batch_support.answered_single(bookie)
-    pool.health.won_race(bookie)
-    if outcome.max_lac is not None:
-        context.learn(outcome.max_lac)
-    return batch
-
-
-async def _in_time(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Outcome], patience_s: float | None) -> None:
-    """Wait for the answer, at most `patience_s` seconds; None: without limit.
-
-    Cancelling this does not cancel the answer.
-    """
-    waiter: asyncio.Future[None] = loop.create_future()
-    wake = functools.partial(_wake, waiter)
-    answer.add_done_callback(wake)
-    timer = None if patience_s is None else loop.call_later(patience_s, wake, None)
-    try:
-        await waiter
     finally:
         if timer is not None:
             timer.cancel()
-        answer.remove_done_callback(wake)
-
-
-def _wake(waiter: asyncio.Future[None], _: asyncio.Future[Outcome] | None) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+    outcome = answer.result() if answer.done() else None
+    if not isinstance(outcome, ReadResponse) or outcome.status is not Status.OK or outcome.body is None:
+        return PendingRead(position, answer, began_s)
+    try:
+        batch = context.keys.verified(bookie, _record_head(len(outcome.body)) + outcome.body, entry_id, entry_id)
+    except BookKeeperError:
+        return PendingRead(position, answer, began_s)
+    pool.batch_support.answered_single(bookie)
+    health.won_race(bookie)
+    if outcome.max_lac is not None:
+        context.learn(outcome.max_lac)
+    return batch

@@ -75,7 +75,7 @@ class ReaderState:
             sticky = StickyPosition(size, pool.any_below(size))
         self.context = ReadContext(pool, config, keys, self._refresh, self.learn, sticky, counts=pool.counts.fetches)
         self._is_stale = False  # The store has, or may have, a newer record.
-        self._changed = asyncio.Event()  # set whenever `_is_stale` becomes true, and by `close`
+        self._changed = asyncio.get_running_loop().create_future()  # done when the record may have changed; by `close`
         self.is_closed = False
         self._files: tuple[Worker, OffloadedFiles] | None = None
         self._open_files: OpenFiles | None = None
@@ -211,15 +211,15 @@ class ReaderState:
 
     async def wait_for_change(self, patience_s: float | None) -> None:
         """Wait until the metadata changes, the handle is closed, or `patience_s` seconds have passed."""
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        await asyncio.wait([self._changed], timeout=patience_s)
 
     def _ledger_changed(self, event: LedgerEvent) -> None:
         self._is_stale = True
-        self._changed.set()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        if not self._changed.done():
+            self._changed.set_result(None)
 
     def _watch_lost(self) -> None:
         """Mark the metadata as stale: the session ended, so changes may have been missed.
@@ -227,13 +227,14 @@ class ReaderState:
         Source: client-protocol 3.6 (X-59).
         """
         self._is_stale = True
-        self._changed.set()
+        self._note_change()
 
     async def follow_metadata(self) -> None:
         """Install a newer record if there may be one. Raises `LedgerNotFound`, `MetadataError`."""
         if self._is_stale:
             self._is_stale = False
-            self._changed.clear()
+            if self._changed.done():
+                self._changed = asyncio.get_running_loop().create_future()
             try:
                 self._adopt(await self._driver.read_ledger(self.ledger_id))
             except LedgerNotFound:
@@ -260,7 +261,7 @@ class ReaderState:
     def close(self) -> None:
         """Stop watching and close files. Idempotent."""
         self.is_closed = True
-        self._changed.set()
+        self._note_change()
         self._stop_watching()
         if self._files is not None:
             worker, files = self._files
@@ -297,11 +298,8 @@ class ReaderState:
             await self.wait_for_change(wait_s)
             self.mark_stale()
             return None
-        change = asyncio.ensure_future(self.wait_for_change(None))
-        try:
-            return await wait_for_entry(self.context, self.metadata, entry_id, wait_s, change, is_parallel=is_parallel)
-        finally:
-            change.cancel()
+        change = self._changed
+        return await wait_for_entry(self.context, self.metadata, entry_id, wait_s, change, is_parallel=is_parallel)
 
     async def _learn_first(self) -> None:
         """Learn the last add confirmed at opening.

@@ -22,8 +22,8 @@ from typing import Protocol, cast
 from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenProof
 from bookies.client.transport.unanswered import (
     V3_ADDS,
+    Answer,
     HeldAdds,
-    Outcome,
     PendingAdds,
     ReadKey,
     UnansweredAdds,
@@ -117,11 +117,11 @@ class Flushes:
         self._is_expected = False
         due, self._due = self._due, []
         for output in due:
-            try:
-                output.flush()
-            except Exception as error:  # noqa: BLE001  (it must not silence the others, which have joined already)
-                output.drop()  # An unknown part of its bytes is lost.
-                self._loop.call_exception_handler({"message": "a connection cannot send", "exception": error})
+            output.flush()
+
+    def failed(self, error: Exception) -> None:
+        """Report that an output cannot send."""
+        self._loop.call_exception_handler({"message": "a connection cannot send", "exception": error})
 
 
 class _Output:
@@ -145,14 +145,21 @@ class _Output:
         self._size += size
         if self._size >= WRITE_SIZE:
             self.flush()
-        elif not self._has_joined:
-            self._join()
+        elif not self._has_joined and self.transport is not None:
+            self._has_joined = True
+            self._flushes.join(self)
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send in this or the next iteration of the event loop."""
+    def send(self, buffers: Sequence[Buffer], *, is_idle: bool) -> None:
+        """Send at the end of this loop iteration, so that requests of all ledgers share a system call.
+
+        `is_idle`: no request is unanswered. Then it is sent at once, which saves a lone one an iteration of the loop.
+        """
         self._unsent.extend(buffers)
-        if not self._has_joined:
-            self._join()
+        if is_idle:
+            self.flush()
+        elif not self._has_joined and self.transport is not None:
+            self._has_joined = True
+            self._flushes.join(self)
 
     def drop(self) -> None:
         """Discard the bytes and abort the transport."""
@@ -165,12 +172,6 @@ class _Output:
         """Report whether the transport holds bytes that the bookie does not accept."""
         return self.transport is not None and self.transport.get_write_buffer_size() > 0
 
-    def _join(self) -> None:
-        """Flush at the end of this loop iteration, so that requests of all ledgers share a system call."""
-        if self.transport is not None:
-            self._has_joined = True
-            self._flushes.join(self)
-
     def flush(self) -> None:
         """Give the bytes to the transport, if there is one."""
         self._has_joined = False
@@ -179,12 +180,16 @@ class _Output:
             return
         self._unsent, self._size = [], 0
         self.sent += sum(map(len, unsent))
-        if len(unsent) == 1:
-            transport.write(unsent[0])
-        elif size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
-            transport.write(b"".join(unsent))
-        else:
-            transport.writelines(unsent)
+        try:
+            if len(unsent) == 1:
+                transport.write(unsent[0])
+            elif size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
+                transport.write(b"".join(unsent))
+            else:
+                transport.writelines(unsent)
+        except Exception as error:  # noqa: BLE001  (it must not silence others, which are to be flushed after this one)
+            self.drop()  # An unknown part of its bytes is lost.
+            self._flushes.failed(error)
 
 
 class _Input:
@@ -192,21 +197,20 @@ class _Input:
 
     def __init__(self, decoder: ResponseDecoder, scratch: memoryview) -> None:
         self._decoder = decoder
+        self._frames = decoder.frames
         self._scratch = scratch
-        self._room: memoryview | None = None  # buffer of the decoder that the transport is about to fill
         self.size = 0  # bytes received
 
-    def buffer(self) -> Buffer:
-        """Return the buffer for the next bytes."""
-        self._room = room = self._decoder.room()
-        return self._scratch if room is None else room
+    def buffer(self, sizehint: int) -> Buffer:
+        """Return the buffer for the next bytes. See `asyncio.BufferedProtocol.get_buffer`."""
+        direct = self._frames.direct
+        return self._scratch if direct is None else direct.rest()
 
     def received(self, size: int) -> Sequence[Response]:
         """Return the responses that `size` more bytes in the buffer complete. Raises `RemoteProtocolError`."""
         self.size += size
-        if self._room is None:
+        if self._frames.direct is None:
             return self._decoder.feed(self._scratch[:size])
-        self._room = None
         return self._decoder.received(size)
 
 
@@ -245,10 +249,10 @@ class Connection(asyncio.BufferedProtocol):
         self.number = NOT_ESTABLISHED
         self.state = State.CONNECTING
         self.error: BookKeeperError | None = None  # why it is closed
-        self._has_answered = False  # at least one response was received
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._input = _Input(ResponseDecoder(wire, frame_size_max), scratch)
+        self.get_buffer = self._input.buffer  # type: ignore[method-assign]  # One call less for each read.
         self._output = _Output(flushes)
         self._held = HeldAdds()
         self._adds = UnansweredAdds()
@@ -322,20 +326,21 @@ class Connection(asyncio.BufferedProtocol):
         txn_id: int | None = None,
         key: ReadKey | None = None,
         is_fencing: bool = False,
-    ) -> asyncio.Future[Outcome]:
+    ) -> Answer:
         """Send a request in this or the next iteration of the event loop. Cancelling the future gives the request up.
 
         `txn_id`: its transaction id (v3) or request id (v2 batch read). `key`: of a v2 read, which has neither;
         `accepts_read` must be true for it.
         """
         assert self.error is None
-        future: asyncio.Future[Outcome] = self._loop.create_future()
+        answer = Answer(loop=self._loop)
         deadline = self._loop.time() + timeout_ms / 1000
-        self._requests.append(UnansweredRequest(future, deadline, key, is_fencing), txn_id)
-        self._output.send(buffers)
+        is_idle = not self._requests
+        self._requests.append(UnansweredRequest(answer, deadline, key, is_fencing), txn_id)
+        self._output.send(buffers, is_idle=is_idle)
         if self._timer is None:
             self._watch_deadlines()
-        return future
+        return answer
 
     def refused(self, error: BookKeeperError) -> None:
         """Report that there is no connection. It ends as by `close`."""
@@ -377,9 +382,6 @@ class Connection(asyncio.BufferedProtocol):
             proof.demand(self)
         self._output.connected(stream)
 
-    def get_buffer(self, sizehint: int) -> Buffer:
-        return self._input.buffer()
-
     def buffer_updated(self, nbytes: int) -> None:
         if self.error is not None:
             return
@@ -388,7 +390,6 @@ class Connection(asyncio.BufferedProtocol):
         except RemoteProtocolError as cause:
             self._drop(cause.message, cause)
             return
-        self._has_answered = True
         for response in responses:
             if isinstance(response, AddResponses):
                 self._answer_adds(response)
@@ -399,7 +400,7 @@ class Connection(asyncio.BufferedProtocol):
         reason = f": {exc}" if exc else " by the bookie"
         error = BookieUnreachable(f"connection closed{reason}", bookie=self.bookie)
         transport, self._output.transport = self._output.transport, None
-        if not self._has_answered and transport is not None and transport.get_extra_info("ssl_object"):
+        if not self._input.size and transport is not None and transport.get_extra_info("ssl_object"):
             # In TLS 1.3 a bookie rejects a client's certificate only after the client has finished the handshake.
             text = "it ended the encrypted connection without an answer: it requires a certificate, or another one"
             error = TlsFailed(text + (f" ({exc})" if exc else ""), bookie=self.bookie)
@@ -432,12 +433,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, response: Response) -> None:
         request: UnansweredRequest | None = None
-        if isinstance(response, BareResponse) and response.operation is Operation.ADD:
+        if isinstance(response, ReadResponse) and self.wire == "v2":
+            request = self._requests.take_read((response.ledger_id, response.entry_id))
+        elif isinstance(response, BareResponse) and response.operation is Operation.ADD:
             self._answer_adds(AddResponses(response.version, response.status, -1, (-1,), (response.txn_id,)))
         elif self.wire == "v3" or isinstance(response, BatchReadResponse):
             request = self._requests.take(response.txn_id)  # type: ignore[union-attr]
-        elif isinstance(response, ReadResponse):
-            request = self._requests.take_read((response.ledger_id, response.entry_id))
         if request is not None:
             request.finish(response)
 

@@ -24,7 +24,7 @@ from bookies.client.transport.connection import Connection, ConnectionOwner, Flu
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
 from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
-from bookies.client.transport.unanswered import AddSink, Outcome, PendingAdds
+from bookies.client.transport.unanswered import AddSink, Answer, Outcome, PendingAdds
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
@@ -283,13 +283,14 @@ class BookiePool:
         key: bytes | None = None,
         is_high_priority: bool = False,
         trace: str = "",
-    ) -> asyncio.Future[Outcome]:
+    ) -> Answer:
         """Request one entry, -1: the highest. With `key` the bookie fences the ledger first.
 
         `trace`: see `AddOptions`.
         """
         is_fencing = key is not None
-        connection = self._connection(bookie, "v3" if trace else self._config.wire)
+        wire, peer = "v3" if trace else self._config.wire, self._peers.get(bookie)
+        connection = (peer and peer.connections.get(wire)) or self._connection(bookie, wire)
         if connection.wire == "v2" and not connection.accepts_read((ledger_id, entry_id), is_fencing):
             connection = self._connection(bookie, "v3")
         read_key = txn_id = None
@@ -307,7 +308,7 @@ class BookiePool:
         answer = connection.request(
             frames, self._config.read_timeout_ms, txn_id=txn_id, key=read_key, is_fencing=is_fencing
         )
-        peer = self._peers[bookie]
+        peer = peer or self._peers[bookie]
         peer.read_count += 1
         if self.latency is not None or not peer.read_count % OBSERVED_EVERY:
             self._observe(bookie, READ, answer, ledger_id)
@@ -385,9 +386,7 @@ class BookiePool:
         response = self.check(bookie, await future, BatchReadResponse, ledger_id, first)
         return bytes(response.records)[response.start :]
 
-    def start_long_poll(
-        self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int
-    ) -> asyncio.Future[Outcome]:
+    def start_long_poll(self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int) -> Answer:
         """Request the entry after `previous_lac` as soon as the last add confirmed exceeds that.
 
         After `wait_ms` milliseconds the bookie answers without an entry.
@@ -597,9 +596,7 @@ class BookiePool:
             self._tasks.start(self._connector.open(connection), f"connect to {bookie}")
         return connection
 
-    def _start_v3(
-        self, bookie: BookieId, request: Callable[[int], Request], timeout_ms: int | None
-    ) -> asyncio.Future[Outcome]:
+    def _start_v3(self, bookie: BookieId, request: Callable[[int], Request], timeout_ms: int | None) -> Answer:
         connection = self._connection(bookie, "v3")
         txn_id = connection.next_txn_ids()[0]
         timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms

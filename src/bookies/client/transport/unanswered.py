@@ -57,53 +57,20 @@ class PendingAdds(Struct, eq=False):
         return front
 
 
-class AddQueue:
-    """Unanswered adds in the order in which they were sent. A single run is held without a deque."""
+class AddQueue(deque[PendingAdds]):
+    """Unanswered adds in the order in which they were sent."""
 
-    __slots__ = ("_more", "_only")
-
-    def __init__(self) -> None:
-        self._only: PendingAdds | None = None
-        self._more: deque[PendingAdds] | None = None
-
-    def __bool__(self) -> bool:
-        return self._only is not None or bool(self._more)
-
-    def append(self, adds: PendingAdds) -> None:
-        if self._only is None and not self._more:
-            self._only = adds
-        else:
-            self._as_deque().append(adds)
-
-    def _as_deque(self) -> deque[PendingAdds]:
-        """Move all runs to `_more`, which the uncommon operations work on."""
-        if self._more is None:
-            self._more = deque()
-        if self._only is not None:
-            self._more.append(self._only)
-            self._only = None
-        return self._more
-
-    def take_run(self, keys: Sequence[int]) -> PendingAdds | None:
-        """Remove and return the oldest run if these keys answer exactly that: the cheap and usual case of `take`."""
-        if (only := self._only) is not None:
-            if only.keys != keys:
-                return None
-            self._only = None
-            return only
-        more = self._more
-        return more.popleft() if more and more[0].keys == keys else None
+    __slots__ = ()
 
     def take(self, keys: Sequence[int]) -> tuple[list[PendingAdds], Sequence[int]]:
         """Remove the adds that these keys answer. Return (parts in order, keys without a pending add)."""
         taken: list[PendingAdds] = []
-        runs = self._as_deque()
-        while keys and runs:
-            head = runs[0]
+        while keys and self:
+            head = self[0]
             count = min(len(keys), len(head.keys))
             if not _equal(head.keys[:count], keys[:count]):
                 break
-            taken.append(runs.popleft() if count == len(head.keys) else head.cut(count))
+            taken.append(self.popleft() if count == len(head.keys) else head.cut(count))
             keys = keys[count:]
         unknown: list[int] = []
         while keys:  # Out of order: an early failure overtook, or a response is late.
@@ -114,8 +81,7 @@ class AddQueue:
         return taken, unknown
 
     def _take_from_middle(self, keys: Sequence[int], taken: list[PendingAdds]) -> int:
-        runs = self._as_deque()
-        for position, run in enumerate(runs):
+        for position, run in enumerate(self):
             if keys[0] not in run.keys:
                 continue
             at = run.keys.index(keys[0])
@@ -123,43 +89,46 @@ class AddQueue:
             while count < len(keys) and at + count < len(run.keys) and run.keys[at + count] == keys[count]:
                 count += 1
             if at:
-                runs.insert(position, run.cut(at))
+                self.insert(position, run.cut(at))
                 position += 1
             if count == len(run.keys):
-                del runs[position]
+                del self[position]
                 taken.append(run)
             else:
                 taken.append(run.cut(count))
             return count
         return 0
 
-    def is_waiting(self, now: float) -> bool:
-        """Report whether adds are pending and none has expired."""
-        oldest = self._only or (self._more[0] if self._more else None)
-        return oldest is not None and oldest.deadline > now
-
     def take_expired(self, now: float) -> Iterator[PendingAdds]:
         """Remove and yield runs whose deadline has passed.
 
         All adds of a queue use one timeout, so the first are the oldest.
         """
-        runs = self._as_deque()
-        while runs and runs[0].deadline <= now:
-            yield runs.popleft()
+        while self and self[0].deadline <= now:
+            yield self.popleft()
 
-    def take_all(self) -> Iterator[PendingAdds]:
-        runs = self._as_deque()
-        while runs:
-            yield runs.popleft()
+
+_Queues = dict[int, PendingAdds | AddQueue]
+
+
+def _queue_at(queues: _Queues, where: int) -> AddQueue | None:
+    """Return the queue that is kept there, a single run as a queue too, for the uncommon operations."""
+    kept = queues.get(where)
+    if isinstance(kept, PendingAdds):
+        queues[where] = kept = AddQueue((kept,))
+    return kept
 
 
 class UnansweredAdds:
-    """Adds without an answer, by ledger. `size`: their bytes, sent or waiting to be sent."""
+    """Adds without an answer, by ledger. `size`: their bytes, sent or waiting to be sent.
+
+    A ledger's only run is kept without a queue: of ten thousand ledgers written one entry at a time, or of one.
+    """
 
     def __init__(self) -> None:
         self.size = 0
-        self._of_writers: dict[int, AddQueue] = {}
-        self._of_recoveries: dict[int, AddQueue] = {}  # v2 only: see `_queues_for`
+        self._of_writers: _Queues = {}
+        self._of_recoveries: _Queues = {}  # v2 only: see `_queues_for`
 
     def __bool__(self) -> bool:
         return bool(self._of_writers or self._of_recoveries)
@@ -168,25 +137,35 @@ class UnansweredAdds:
         """Keep adds that were sent for this ledger, or `V3_ADDS`. `is_recovery`: over v2."""
         self.size += adds.size
         queues = self._of_recoveries if is_recovery else self._of_writers
-        queue = queues.get(where)
-        if queue is None:
-            queue = queues[where] = AddQueue()
-        queue.append(adds)
+        kept = queues.get(where)
+        if kept is None:
+            queues[where] = adds
+        elif isinstance(kept, AddQueue):
+            kept.append(adds)
+        else:
+            queues[where] = AddQueue((kept, adds))
 
     def take_run(self, where: int, keys: Sequence[int]) -> PendingAdds | None:
         """Remove and return the oldest run if a success with these keys answers exactly that: the usual case."""
-        if self._of_recoveries:
+        kept = self._of_writers.get(where)
+        if kept is None or self._of_recoveries:
             return None
-        queue = self._of_writers.get(where)
-        run = None if queue is None else queue.take_run(keys)
-        if run is not None:
-            self.size -= run.size
+        if isinstance(kept, AddQueue):
+            if not kept or kept[0].keys != keys:
+                return None
+            run = kept.popleft()
+        elif kept.keys != keys:
+            return None
+        else:
+            run = kept
+            del self._of_writers[where]
+        self.size -= run.size
         return run
 
     def take(self, response: AddResponses, keys: Sequence[int]) -> Iterator[PendingAdds]:
         """Remove and yield the adds that a response with these keys answers."""
         for queues, where in self._queues_for(response):
-            queue = queues.get(where)
+            queue = _queue_at(queues, where)
             if queue is None:
                 continue
             taken, keys = queue.take(keys)
@@ -196,7 +175,7 @@ class UnansweredAdds:
             if not keys:
                 return
 
-    def _queues_for(self, response: AddResponses) -> list[tuple[dict[int, AddQueue], int]]:
+    def _queues_for(self, response: AddResponses) -> list[tuple[_Queues, int]]:
         """Return the queues in which to look up a response, first choice first.
 
         A writer and a recovery of one ledger in one process may both add an entry over this connection. Their responses
@@ -213,23 +192,30 @@ class UnansweredAdds:
     def take_expired(self, now: float) -> Iterator[PendingAdds]:
         """Remove and yield the adds whose deadline has passed."""
         for queues in (self._of_writers, self._of_recoveries):
-            for where, queue in list(queues.items()):
-                if queue.is_waiting(now):
+            for where, kept in list(queues.items()):
+                # A sink that hears of a failure may close the connection, which takes all adds.
+                if queues.get(where) is not kept or (isinstance(kept, PendingAdds) and kept.deadline > now):
                     continue
+                queue = _queue_at(queues, where)
+                assert queue is not None
                 for adds in queue.take_expired(now):
                     self.size -= adds.size
                     yield adds
-                # Not as soon as it is empty: a ledger written one entry at a time would create a new queue each time.
+                # Not as soon as it is empty: a ledger whose runs overlap would create a new queue each time.
                 if not queue and queues.get(where) is queue:
                     del queues[where]
 
     def take_all(self) -> list[PendingAdds]:
         """Remove and return all adds."""
-        queues = [*self._of_writers.values(), *self._of_recoveries.values()]
-        self._of_writers.clear()
-        self._of_recoveries.clear()
+        taken: list[PendingAdds] = []
+        for queues in (self._of_writers, self._of_recoveries):
+            for where in list(queues):
+                queue = _queue_at(queues, where) or AddQueue()
+                taken += queue
+                queue.clear()
+            queues.clear()
         self.size = 0
-        return [adds for queue in queues for adds in queue.take_all()]
+        return taken
 
 
 class HeldAdds:
@@ -281,14 +267,27 @@ class HeldAdds:
         return [adds for proof in self.proofs() for adds, _ in self.take(proof)]
 
 
+class Answer(asyncio.Future[Outcome]):
+    """The outcome of a request other than an add. `waiter`: done with it; may be cancelled without giving it up."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Wake the waiter, if there is one that waits."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
 class UnansweredRequest:
     """A request other than an add. `key`: None if responses are matched by transaction or request id."""
 
     __slots__ = ("deadline", "future", "is_fencing", "key")
 
-    def __init__(
-        self, future: asyncio.Future[Outcome], deadline: float, key: ReadKey | None = None, is_fencing: bool = False
-    ) -> None:
+    def __init__(self, future: Answer, deadline: float, key: ReadKey | None = None, is_fencing: bool = False) -> None:
         self.future = future
         self.deadline = deadline
         self.key = key
@@ -296,10 +295,12 @@ class UnansweredRequest:
 
     def finish(self, outcome: Outcome) -> bool:
         """Report the outcome, unless the request was given up. Return whether it was not."""
-        is_wanted = not self.future.done()
-        if is_wanted:
-            self.future.set_result(outcome)
-        return is_wanted
+        answer = self.future
+        if answer.done():
+            return False
+        answer.set_result(outcome)
+        answer.wake()
+        return True
 
 
 class UnansweredRequests:
@@ -308,7 +309,7 @@ class UnansweredRequests:
     def __init__(self) -> None:
         self._next_txn_id = 1
         self._by_txn_id: dict[int, UnansweredRequest] = {}
-        self._reads: dict[ReadKey, deque[UnansweredRequest]] = {}
+        self._reads: dict[ReadKey, list[UnansweredRequest]] = {}  # nearly always one
         self._abandoned: dict[ReadKey, int] = {}  # v2 reads given up whose responses may still arrive
 
     def __bool__(self) -> bool:
@@ -337,10 +338,7 @@ class UnansweredRequests:
             self._by_txn_id[txn_id] = request
             return
         assert request.key is not None
-        waiting = self._reads.get(request.key)
-        if waiting is None:
-            waiting = self._reads[request.key] = deque()
-        waiting.append(request)
+        self._reads.setdefault(request.key, []).append(request)
 
     def take(self, txn_id: int) -> UnansweredRequest | None:
         return self._by_txn_id.pop(txn_id, None)
@@ -350,7 +348,7 @@ class UnansweredRequests:
         waiting = self._reads.get(key)
         request: UnansweredRequest | None = None
         while waiting:
-            request = waiting.popleft()
+            request = waiting.pop(0)
             if not request.future.done():
                 break
             self._abandon(request)

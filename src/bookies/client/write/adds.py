@@ -17,7 +17,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
@@ -104,7 +106,7 @@ class Window(Protocol):
     def release(self, bound: int) -> int: ...
 
 
-class _Batch(NamedTuple):
+class _Batch(Struct, frozen=True, gc=False):
     """Entries first..last as frames. `starts`: offsets of the frames in `frames`, and the end of the last one."""
 
     first: int
@@ -375,7 +377,7 @@ class AddChannel:
         if effects := pipeline.acknowledged(position, bookie, entry_ids):
             self.late_bookie = bookie
             self.carry_out(effects)
-        if self._window.may_release(pipeline.head) or not pipeline.is_open:
+        if self._window.may_release(pipeline.head) or pipeline.error is not None:
             self._release()
 
     def on_failed(self, position: int, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:

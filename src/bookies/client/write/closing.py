@@ -74,7 +74,7 @@ class LedgerCloser:
         self._flush = flush
         self._is_deferred_sync = is_deferred_sync
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[asyncio.Future[None]] = []  # callers that wait for entries, or for the end to be written
+        self.waiters: list[asyncio.Future[None]] = []  # callers that wait for entries, or for the end to be written
         self._is_in_order = False  # ended by `seal`, not by a failure
         self._written: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
 
@@ -144,11 +144,6 @@ class LedgerCloser:
         return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
 
     # -- waiting for pending entries -----------------------------------------------------------------------------
-    @property
-    def has_waiters(self) -> bool:
-        """Report whether a caller waits."""
-        return bool(self._waiters)
-
     async def _wait_idle(self) -> None:
         while self._pipeline.is_open and self._pipeline.has_undelivered:
             await self._woken()
@@ -160,7 +155,7 @@ class LedgerCloser:
 
     async def _woken(self) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append(future)
+        self.waiters.append(future)
         await future
 
     @property
@@ -171,10 +166,10 @@ class LedgerCloser:
         """Wake the waiters: no entry is pending, none will be confirmed any more, replicas have answered, or the end is
         written.
         """
-        for future in self._waiters:
+        for future in self.waiters:
             if not future.done():
                 future.set_result(None)
-        self._waiters.clear()
+        self.waiters.clear()
 
     # -- writing the end ------------------------------------------------------------------------------------------
     def begin(self, close: CloseLedger) -> None:

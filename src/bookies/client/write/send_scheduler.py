@@ -5,6 +5,9 @@ its time on batches. If more than `CROWD` writers have entries to send in one it
 acknowledgements holds its entries back until it has them, and then sends them as one batch. The loop is so busy then
 that this shortens the latency of every writer. A few writers never wait for each other.
 
+A writer that has one entry in flight at a time, alone in its client, does not wait for the end of the iteration: no
+other entry would share its batch, and the iteration costs it a wake-up.
+
 Design for batches: one socket read, one scan for frames, one journal append, one sync, one write per connection.
 Source: client-protocol 2.16.
 """
@@ -12,6 +15,7 @@ Source: client-protocol 2.16.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -67,6 +71,14 @@ class SendScheduler:
         self._loop = asyncio.get_running_loop()
         self._flushes = flushes
         self._writers: list[ScheduledWriter] = []
+        self._last: ScheduledWriter | None = None  # alone in the last iteration that had any
+
+    def send_alone(self, writer: ScheduledWriter) -> None:
+        """Call `send_queued` at once if no other writer has sent since this one did, else as `join` does."""
+        if writer is self._last and not self._writers:
+            self._send([writer])
+        else:
+            self.join(writer)
 
     def join(self, writer: ScheduledWriter) -> None:
         """Call `send_queued` at the end of this loop iteration. At most once per iteration and writer."""
@@ -76,6 +88,10 @@ class SendScheduler:
 
     def _run(self) -> None:
         writers, self._writers = self._writers, []
+        self._last = writers[0] if len(writers) == 1 else None
+        self._send(writers)
+
+    def _send(self, writers: Sequence[ScheduledWriter]) -> None:
         may_hold = len(writers) > CROWD
         flushes = self._flushes
         flushes.expect()

@@ -73,8 +73,8 @@ class LedgerWriter:
     # An instance with more than 30 attributes would have a dictionary of 1.5 KiB of its own, and slower access to them.
     __slots__ = (
         "__weakref__", "_announcements", "_announcer", "_batch_size_max", "_bookies", "_budget", "_channel", "_closer",
-        "_counts", "_failed_bookie", "_final_length", "_forced_length", "_futures", "_is_held", "_latency", "_loop",
-        "_overhead", "_payload_size_max", "_payloads", "_pipeline", "_pool", "_proof", "_queue_for_memory",
+        "_counts", "_failed_bookie", "_final_length", "_forced_length", "_futures", "_is_held", "_is_lone", "_latency",
+        "_loop", "_overhead", "_payload_size_max", "_payloads", "_pipeline", "_pool", "_proof", "_queue_for_memory",
         "_quorum_timeout", "_record", "_rules", "_scheduler", "_tasks", "_timed_last", "_timed_s",
         "_waiting",
     )  # fmt: skip
@@ -112,6 +112,7 @@ class LedgerWriter:
         )
         self._scheduler = context.scheduler
         self._is_held = False  # queued entries wait for those in flight
+        self._is_lone = False  # the last batch was a single entry
         self._announcer = context.announcer
         self._announcements = LedgerAnnouncements(self, ledger, self._closer, self._pool, context.announcer)
         self._counts = context.pool.counts
@@ -373,11 +374,14 @@ class LedgerWriter:
 
     def _queue(self, data: bytes) -> asyncio.Future[int]:
         future: asyncio.Future[int] = self._loop.create_future()
-        if not self._payloads:
-            self._scheduler.join(self)
         self._payloads.append(data)
         self._futures.append(future)
-        if self._is_held and len(self._payloads) == HELD_MAX:
+        if len(self._payloads) == 1:
+            if self._is_lone and not self._pipeline.has_undelivered:
+                self._scheduler.send_alone(self)
+            else:
+                self._scheduler.join(self)
+        elif self._is_held and len(self._payloads) == HELD_MAX:
             self._resume()
         return future
 
@@ -459,6 +463,7 @@ class LedgerWriter:
             return
         payloads, futures = self._payloads, self._futures
         self._payloads, self._futures = [], []
+        self._is_lone = len(payloads) == 1
         start = 0
         for stop, size in self._pieces(payloads):
             if self._pipeline.error is not None:
@@ -529,7 +534,7 @@ class LedgerWriter:
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 future.set_result(entry_id)
-        if (self._is_held or self._closer.has_waiters) and not self._pipeline.has_undelivered:
+        if (self._is_held or self._closer.waiters) and not self._pipeline.has_undelivered:
             self._closer.wake()
             self._resume()
         if not self._rules.is_deferred_sync:
@@ -558,7 +563,7 @@ class LedgerWriter:
 
     def on_released(self, size: int) -> None:
         self._budget.release(size)
-        if self._closer.has_waiters:
+        if self._closer.waiters:
             self._closer.wake()
 
     def _take_waiting(self, last: int) -> Iterator[tuple[int, asyncio.Future[int]]]:

@@ -60,6 +60,7 @@ from __future__ import annotations
 import enum
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -92,6 +93,7 @@ class AddState(enum.Enum):
 
 
 _CONFIRMING = AddState.CONFIRMING  # read for every acknowledgement
+_BOUND = attrgetter("bound")
 
 
 class AddEvent(enum.Enum):
@@ -128,7 +130,7 @@ class Send(NamedTuple):
     entry_ids: Sequence[int]  # ascending; a range where consecutive
 
 
-class Confirmed(NamedTuple):
+class Confirmed(Struct, frozen=True, gc=False):
     """Effect: entries first..last are durable on an ack quorum, as all before are. Notify the application, in order."""
 
     first: int
@@ -360,7 +362,7 @@ class AddPipeline:
         if self._failures.has_any:
             bound = min([self._answered_bound(position) for position in range(len(self.ensemble))])
         else:
-            bound = min([acked.bound for acked in self._acked])
+            bound = min(map(_BOUND, self._acked))
         limit = self._sent_bound if self.error is not None else self.head + 1
         return bound if bound < limit else limit
 

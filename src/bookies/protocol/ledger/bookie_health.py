@@ -200,8 +200,8 @@ class ResponseTimes:
     def late_after_s(self, bookie: BookieId, kind: str) -> float | None:
         """Return the seconds after which an answer is late; None: too few observations of bookies as far away."""
         distance = self._distance(bookie)
-        longest = next((limit for far, limit in self._longest.get(kind, ()) if far >= distance), None)
-        if longest is None:
-            return None
-        histogram = self._histograms[kind].get(bookie)
-        return min(histogram.percentile_s or longest, longest) if histogram else longest
+        for far, longest in self._longest.get(kind, ()):
+            if far >= distance:
+                histogram = self._histograms[kind].get(bookie)
+                return min(histogram.percentile_s or longest, longest) if histogram else longest
+        return None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -28,7 +29,12 @@ from bookies.protocol.quorums.intervals import IdSet
 
 def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
     """Return the positions that store the entry, in the order in which to ask them."""
-    return tuple((entry_id + offset) % ensemble_size for offset in range(write_quorum))
+    return _turned(entry_id % ensemble_size, ensemble_size, write_quorum)
+
+
+@lru_cache(maxsize=1024)  # Every read of a single entry needs one of few.
+def _turned(first: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
+    return tuple((first + offset) % ensemble_size for offset in range(write_quorum))
 
 
 def write_sets_of(first: int, last: int, ensemble_size: int, write_quorum: int) -> list[tuple[int, ...]]:

@@ -64,29 +64,21 @@ class _Memory:
 class _Blocking:
     """Detection of submissions that wait for the device: see the module.
 
-    `balance`: submissions that waited, minus those that did not; at least 0.
+    `balance`: submissions that waited, minus those that did not; at least 0. `paused_until_s`: before that threads are
+    better.
     """
 
     def __init__(self) -> None:
         self.balance = 0
-        self._paused_until_s = 0.0  # 0: no pause
-
-    def is_paused(self) -> bool:
-        """Report whether threads are better for now."""
-        if not self._paused_until_s:
-            return False
-        if perf_counter() < self._paused_until_s:
-            return True
-        self._paused_until_s = 0.0
-        return False
+        self.paused_until_s = 0.0
 
     def ended(self, begun: float, submitted: float, *, has_slept: bool) -> None:
-        """Note the end of a write. Times in seconds."""
+        """Note the end of a write whose submission was slow, or any while `balance` is not 0. Times in seconds."""
         seconds = submitted - begun
         if has_slept and seconds > BLOCKING_S and seconds > ((now := perf_counter()) - begun) / 2:
             self.balance += 1
             if self.balance > BLOCKING_MAX:
-                self.balance, self._paused_until_s = 0, now + PAUSE_S
+                self.balance, self.paused_until_s = 0, now + PAUSE_S
         elif self.balance:
             self.balance -= 1
 
@@ -132,7 +124,8 @@ class DirectWrites:
 
         False: no write was begun.
         """
-        if not self._free or not self._is_useful or self._blocking.is_paused():
+        begun = perf_counter()
+        if not self._free or not self._is_useful or begun < self._blocking.paused_until_s:
             return False
         number = self._free[-1]
         at, to = number * _CONTROL_BLOCK.size, self._eventfd
@@ -153,7 +146,6 @@ class DirectWrites:
             to,
         )
         sleeps = _sleep_count() if self._blocking.balance else -1
-        begun = perf_counter()
         if system_call(self._calls[_IO_SUBMIT], self._context, 1, self._memory.list_addresses[number]) != 1:
             return False
         submitted = perf_counter()
@@ -195,7 +187,8 @@ class DirectWrites:
     def _tell(self, number: int, result: int) -> None:
         ended, begun, submitted, has_slept = self._ended.pop(number)
         self._free.append(number)
-        self._blocking.ended(begun, submitted, has_slept=has_slept)
+        if submitted - begun > BLOCKING_S or self._blocking.balance:
+            self._blocking.ended(begun, submitted, has_slept=has_slept)
         ended(result)
 
 

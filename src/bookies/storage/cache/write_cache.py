@@ -300,7 +300,7 @@ class Generation:
         self.count += len(entry_ids)
         # Superseded copies still count towards the size: a late flush would delay the journal's deletion.
         self.size += records.size
-        if not _is_ascending(entry_ids):
+        if len(entry_ids) > 1 and not _is_ascending(entry_ids):
             entry_ids, records = merge_runs([(entry_ids, records)])
         self.size += runs.add(Run(entry_ids, records))
 
@@ -505,5 +505,5 @@ def _as_array(numbers: Sequence[int]) -> array[int]:
 
 def _is_ascending(entry_ids: Sequence[int]) -> bool:
     if type(entry_ids) is range:
-        return entry_ids.step > 0 or len(entry_ids) == 1
+        return entry_ids.step > 0
     return all(map(lt, entry_ids, islice(entry_ids, 1, None)))

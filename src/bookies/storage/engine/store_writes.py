@@ -121,19 +121,18 @@ class StoreWrites(StoreAccess):
         receiving while `is_congested`.
         """
         try:
-            self._open()
+            parts = self._open()
         except StorageError as error:
             return [(adds, error)]
         if not self.is_writable and not (is_recovery and self.takes_priority):
             return [(adds, BookieReadOnly(self.read_only_reason, ledger_id=adds.first_ledger_id))]
-        return self._add(adds, _Source(master_key, is_recovery, accepted, done))
+        return self._add(parts, adds, _Source(master_key, is_recovery, accepted, done))
 
-    def _add(self, adds: Adds, source: _Source) -> list[RefusedAdds]:
-        """Do as `add` while the bookie takes them. Raises: StorageError."""
-        parts = self._open()
+    def _add(self, parts: StorageParts, adds: Adds, source: _Source) -> list[RefusedAdds]:
+        """Do as `add` while the bookie takes them."""
         has_problem = bool(parts.checkpointer.flusher.problem)
         if has_problem and adds.stretch_count > 1:  # each one needs space in the cache
-            return [refusal for part in adds.parts() for refusal in self._add(part, source)]
+            return [refusal for part in adds.parts() for refusal in self._add(parts, part, source)]
         ledgers: list[Ledger] = []
         refused: dict[int, BookKeeperError] = {}  # by number of the stretch
         held: list[int] = []  # numbers of stretches that wait for their ledger
@@ -161,7 +160,7 @@ class StoreWrites(StoreAccess):
                     held.append(number)
                     continue
             ledgers.append(ledger)
-        if len(ledgers) == adds.stretch_count:
+        if not refused and not held:
             self._store(parts, ledgers, adds, source)
             return []
         if ledgers:
@@ -226,7 +225,7 @@ class StoreWrites(StoreAccess):
     def _resume(self, adds: Adds, source: _Source) -> None:
         """Store stretches that have waited, and report those that are refused."""
         try:
-            refused = self._add(adds, source)
+            refused = self._add(self._open(), adds, source)
         except StorageError as error:
             refused = [(adds, error)]
         # They were counted as sent. Those that are stored have been counted again, as sealed: so they are reported.
@@ -275,8 +274,8 @@ class StoreWrites(StoreAccess):
 
         R-7: insert in storage first, then queue for the journal, so all records before a mark can be flushed.
         """
-        if parts.sealer is not None and parts.sealer.seals:
-            adds = parts.sealer.seal_adds(adds)
+        if parts.keys is not None and parts.keys.sealer.seals:
+            adds = parts.keys.sealer.seal_adds(adds)
         parts.cache.current.add(adds)
         size = adds.records.size
         try:
@@ -398,7 +397,7 @@ class StoreWrites(StoreAccess):
 
     def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done, *, is_patient: bool = False) -> None:
         """Queue a record that is already in the storage, after the ledger's key (F-7)."""
-        keys = _due_keys((ledger,))
+        keys = _due_keys((ledger,)) if ledger.due & KEY_DUE else b""
         journal = self._journal_of(ledger.ledger_id)
         append = journal.append_patiently if is_patient else journal.append
         append((keys, record) if keys else (record,), len(keys) + size, done)

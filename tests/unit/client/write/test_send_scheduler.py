@@ -38,6 +38,31 @@ async def test_a_few_writers_do_not_wait_for_their_answers(stage: Stage) -> None
 
 
 @on_stage()
+async def test_one_entry_at_a_time_does_not_wait_for_the_end_of_the_iteration(stage: Stage) -> None:
+    first, second = await _writers(stage, 2)
+    await first.append(b"x")
+    lone = first.append_nowait(b"y")
+    assert _batches(stage, first) == [1, 1], "sent at once"
+    first.append_nowait(b"z")
+    first.append_nowait(b"z")
+    assert _batches(stage, first) == [1, 1], "others are in flight"
+    await first.append(b"z")
+    assert lone.result() == 1
+    assert _batches(stage, first) == [1, 1, 3]
+    burst = [first.append_nowait(b"z") for _ in range(3)]
+    assert _batches(stage, first) == [1, 1, 3], "the last batch was none of a single entry"
+    await asyncio.gather(*burst)
+    assert _batches(stage, first) == [1, 1, 3, 3]
+    await first.append(b"x")
+    await second.append(b"x")
+    pair = first.append_nowait(b"x"), second.append_nowait(b"x")
+    assert (_batches(stage, first), _batches(stage, second)) == ([1, 1, 3, 3, 1], [1]), "they take turns"
+    assert await asyncio.gather(*pair) == [9, 1]
+    for ledger in (first, second):
+        await ledger.close()
+
+
+@on_stage()
 async def test_in_a_crowd_a_writer_gathers_while_it_waits(stage: Stage) -> None:
     ledgers = await _writers(stage, CROWD + 1)
     for bookie in "abc":
