@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import pathlib
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -250,7 +251,7 @@ def _(patch: Patch) -> None:
 
     def agreed(self: AddPipeline, ensemble):  # type: ignore[no-untyped-def]
         failed = self._failures.by_position
-        self._failures.by_position = _Kept(failed)
+        self._failures.by_position = _Kept(IdSet, failed)
         try:
             return original(self, ensemble)
         finally:
@@ -259,11 +260,11 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "_agreed", agreed)
 
 
-class _Kept(list):  # type: ignore[type-arg]
-    """Takes nothing else into a place."""
+class _Kept(defaultdict):  # type: ignore[type-arg]
+    """Loses nothing."""
 
-    def __setitem__(self, position, value):  # type: ignore[no-untyped-def]
-        pass
+    def pop(self, position, default=None):  # type: ignore[no-untyped-def]
+        return default
 
 
 @mutant("blind overwrite instead of compare-and-swap", "X-17", "X-14", "X-15")
