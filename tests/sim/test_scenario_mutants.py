@@ -40,7 +40,7 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "the balance goes on during repairs": 6,
     "a decommission succeeds in spite of failures": 1,
     "`placement_rule` is a wish": 1,
-    "a renewal writes one entry": 25,
+    "a renewal writes one entry": 36,
     "an announcement does not wait for the ack quorum": 1,
     "an announcement does not wait for the force": 2,
     #
