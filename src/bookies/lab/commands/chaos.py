@@ -105,8 +105,8 @@ def _soak(arguments: argparse.Namespace) -> Report:
         _show(
             f"{arguments.bookies} bookies, {arguments.soak:g} min, seed {arguments.seed}; data and logs in {directory}"
         )
-        minutes, streams = arguments.soak, arguments.spark
-        soak = Soak(directory, arguments.seed, arguments.bookies, 60 * minutes, _show, streams=streams)
+        seconds = 60 * arguments.soak
+        soak = Soak(directory, arguments.seed, arguments.bookies, seconds, _show, streams=arguments.spark)
         try:
             run_async(soak.run)
         except BaseException:

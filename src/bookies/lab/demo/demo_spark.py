@@ -17,7 +17,10 @@ import signal
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from typing import Any
+
+from bookies.errors import ConfigError
 
 # For a job of seconds the optimising compiler and parallel garbage collection cost more time than they save.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -27,6 +30,12 @@ CARRIER, ARRIVAL_DELAY, DEPARTURE_DELAY = 9, 8, 5  # columns of flights.csv
 def line_digest(place: int, line: bytes) -> int:
     """Return one line's summand of the digest. `_read` computes the same in Spark."""
     return int(hashlib.md5(b"%d:%s" % (place, line), usedforsecurity=False).hexdigest()[:15], 16)
+
+
+def require_packages(what: str, extra: str) -> None:
+    """Raise `ConfigError` unless Spark's packages are installed. `what`: needs them; `extra`: of ours, has them."""
+    if missing := [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]:
+        raise ConfigError(f"{what} needs {' and '.join(missing)}: pip install 'bookies[{extra}]'")
 
 
 def main() -> int:

@@ -23,13 +23,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from typing import Any
 
-from bookies.errors import ConfigError
 from bookies.lab.chaos.chaos_processes import ChaosProcess
 from bookies.lab.chaos.soak.soak_log import log_number
+from bookies.lab.demo.demo_spark import end_with_owner, require_packages, session
 from bookies.spark.base import java
 
 CURSOR = "spark"  # holds truncation back in each log
@@ -48,8 +47,7 @@ EMPTY: dict[str, Any] = {
 
 def require_spark() -> None:
     """Raise `ConfigError` unless this machine can run the query."""
-    if missing := [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]:
-        raise ConfigError(f"--spark needs {' and '.join(missing)}: pip install 'bookies[spark]'")
+    require_packages("--spark", "spark")
     java.use()
 
 
@@ -104,9 +102,10 @@ def _session_of(pid: int) -> int:
 def read_state(path: pathlib.Path) -> dict[str, Any]:
     """Return the state, or that of a process that has had no batch."""
     try:
-        return {**EMPTY, **json.loads(path.read_text())}
+        state: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
-        return json.loads(json.dumps(EMPTY))  # type: ignore[no-any-return]
+        return {**EMPTY}
+    return state
 
 
 def write_state(path: pathlib.Path, state: dict[str, Any]) -> None:
@@ -115,13 +114,8 @@ def write_state(path: pathlib.Path, state: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def checked(
-    state: dict[str, Any], batch: int, rows: list[tuple[str, int, bytes]], number_of: Callable[[str, bytes], int | None]
-) -> dict[str, Any]:
-    """Return the state behind a batch. `rows`: (log, offset, content), in the order of logs and offsets.
-
-    `number_of`: the number in an entry's content, None if no writer has written it.
-    """
+def checked(state: dict[str, Any], batch: int, rows: list[tuple[str, int, bytes]]) -> dict[str, Any]:
+    """Return the state behind a batch. `rows`: (log, offset, content), in the order of logs and offsets."""
     state = {**state, "violations": [*state["violations"]]}
     digest = hashlib.sha256(repr(rows).encode()).hexdigest()
     if batch == state["batch"]:
@@ -131,9 +125,9 @@ def checked(
         return state
     if batch < state["batch"]:
         state["violations"].append(f"exactly once: batch {batch} follows batch {state['batch']}")
-    seen = {log: tuple(last) for log, last in state["seen"].items()}
+    seen = {**state["seen"]}
     for log, offset, content in rows:
-        number, (last_offset, last_number) = number_of(log, content), seen.get(log, (None, None))
+        number, (last_offset, last_number) = log_number(log, content), seen.get(log, (None, None))
         if last_offset is not None and offset != last_offset + 1:
             state["violations"].append(f"exactly once: log {log}: offset {offset} follows {last_offset}")
         # The number repeats if an append of unknown outcome was repeated.
@@ -149,8 +143,6 @@ def checked(
 
 
 def main() -> None:
-    from bookies.lab.demo.demo_spark import end_with_owner, session
-
     parameters = json.loads(sys.argv[1])
     path = pathlib.Path(parameters["state"])
     threading.Thread(target=end_with_owner, daemon=True).start()
@@ -171,7 +163,7 @@ def main() -> None:
 
         def check(batch: Any, number: int) -> None:
             delivered = sorted((row.log, row.offset, bytes(row.value)) for row in batch.collect())
-            write_state(path, checked(read_state(path), number, delivered, log_number))
+            write_state(path, checked(read_state(path), number, delivered))
 
         query = (
             rows.select("log", "offset", "value")

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from bookies.lab.chaos.soak.soak_log import LOG_PAYLOAD_SIZE, log_number
+from bookies.lab.chaos.soak.soak_log import LOG_PAYLOAD_SIZE
 from bookies.lab.chaos.soak.soak_stream import EMPTY, checked, read_state, write_state
 
 Row = tuple[str, int, bytes]
@@ -21,7 +21,7 @@ def after(*batches: tuple[int, list[Row]], folder: pathlib.Path) -> dict[str, ob
     """The state behind these batches, each read from the file that the last one has left."""
     path = folder / "stream.json"
     for batch, found in batches:
-        write_state(path, checked(read_state(path), batch, found, log_number))
+        write_state(path, checked(read_state(path), batch, found))
     return read_state(path)
 
 
