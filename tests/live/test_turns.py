@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from subprocess import PIPE
 
 import pytest
-from tests.live.command import bk
+from tests.live.command import PATIENCE_S, Family, bk, started
 from tests.live.turns import TTL_S
 
 import bookies
@@ -180,17 +183,20 @@ def test_bk_lock_runs_a_command_while_it_has_the_lock(
     assert (forbidden.status, forbidden.sentence) == (126, f"bk lock: {token}: Permission denied")
     assert bk("lock", "--election", "mailer", "--", "sh", "-c", "kill -9 $$").status == 137
     command = [sys.executable, "-m", "bookies", "lock", "--ttl", "2", "backup", "--"]
-    script = f"trap '' TERM; echo $BK_LEASE_TOKEN > {token}; sleep 60"
-    with subprocess.Popen([*command, "sh", "-c", script], stderr=subprocess.PIPE, text=True) as holder:
-        wait_queued(uri, "locks/backup", 1)
+    script = f"trap '' TERM; echo $BK_LEASE_TOKEN > {token}; echo $$; sleep 60"
+    with subprocess.Popen([*command, "sh", "-c", script], stdout=PIPE, stderr=PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        ended = os.pidfd_open(int(holder.stdout.readline()))
         held = bk("lock", "--no-wait", "backup", "--", "true")
         assert (held.status, "was not started: lock backup is held by" in held.sentence) == (75, True)
         late = bk("lock", "--timeout", "0.5", "backup", "--", "true")
         assert (late.status, "not done within 0.5 s" in late.sentence) == (75, True)
         holder.send_signal(signal.SIGSTOP)
         assert bk("lock", "backup", "--", "true").status == 0  # after the ttl of the suspended one
+        assert select.select([ended], [], [], PATIENCE_S)[0], "the command of a suspended process goes on"
+        os.close(ended)
         holder.send_signal(signal.SIGCONT)
-        assert holder.stderr is not None
         assert "was not renewed in time, so another process may have it: the command was ended" in holder.stderr.read()
         assert holder.wait() == 124
     with subprocess.Popen([*command, "sleep", "60"], stderr=subprocess.DEVNULL) as interrupted:
@@ -206,6 +212,24 @@ def test_bk_lock_runs_a_command_while_it_has_the_lock(
         assert interrupted.returncode == 130
     with bookies.blocking.connect(uri) as store, store.lock("backup", wait=False) as lease:
         assert lease.token > int(token.read_text())
+
+
+def runs(pid: int) -> bool:
+    """Report whether a process lives. One that has died stays until its parent asks for its status."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_command_of_a_killed_bk_lock_ends(uri: str, family: Family) -> None:
+    for trap in ("", "trap '' TERM; "):
+        words = ("lock", "--metadata", uri, "--ttl", 2, "killed", "--")
+        with started(*words, "sh", "-c", f"{trap}echo ready; while :; do sleep 0.1; done", family=family) as killed:
+            assert killed.stdout is not None
+            assert killed.stdout.readline() == "ready\n"
+            killed.kill()
+            family.wait_gone()  # also the guard
 
 
 def test_a_lock_of_a_killed_process(uri: str) -> None:

@@ -8,17 +8,22 @@ import contextlib
 import os
 import signal
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
 from bookies.admin.shared.common import on_client
+from bookies.admin.verbs.lock_guard import Guard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bookies.client.client import Client
     from bookies.client.turns.lease import Lease
 
 POLL_S = 0.02  # between two looks whether a child of the command is left
+LOOKS = 12  # within a ttl, at the time that is left
 TOKEN = "BK_LEASE_TOKEN"  # variable of the command, with the fencing token
 NOT_HELD, LOST, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 75, 124, 126, 127, 128  # exit statuses
 
@@ -40,7 +45,11 @@ async def _lock(client: Client, arguments: argparse.Namespace) -> int:
     except (LeaseHeld, TimeoutError) as error:
         return _failed(f"the command was not started: {error}", NOT_HELD)
     try:
-        return await _run(lease, arguments.command, ttl, grace_s)
+        guard = await Guard.start()
+        try:
+            return await _run(lease, guard, arguments.command, ttl, grace_s)
+        finally:
+            await guard.end()
     finally:
         await lease.release()
 
@@ -50,11 +59,11 @@ def _failed(text: str, status: int) -> int:
     return status
 
 
-async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -> int:
+async def _run(lease: Lease, guard: Guard, command: list[str], ttl_s: float, grace_s: float) -> int:
     """Run the command until it ends or the lease is lost; return the exit status.
 
     Another process can have the lease a `ttl` after the last renewal. SIGKILL is sent a twentieth of the `ttl` earlier,
-    and SIGTERM `grace_s` before it.
+    and SIGTERM `grace_s` before it. The guard sends SIGKILL at the same time if this process is dead or suspended.
     """
     from bookies.protocol.log.lease import MARGIN
 
@@ -63,6 +72,9 @@ async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -
 
     async def end(pid: int, ending: asyncio.Future[int]) -> None:
         await _end(pid, ending, min(grace_s, lease.left_s + after_s))
+
+    def go_on(pid: int) -> None:
+        guard.extend(pid, lease.left_s + after_s)
 
     # A session of its own, so that the command ends with its children; a terminal can still be read.
     starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True))
@@ -80,10 +92,11 @@ async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -
     except OSError as error:
         return _failed(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE)
     ending = asyncio.ensure_future(process.wait())
-    losing = asyncio.ensure_future(_losing(lease, grace_s - after_s))
+    losing = asyncio.ensure_future(_losing(lease, grace_s - after_s, ttl_s / LOOKS, partial(go_on, process.pid)))
     try:
         await asyncio.wait((ending, losing), return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
+        is_killed = ending.done() and ending.result() < 0 and not lease.is_held  # by the guard
+        if not ending.done() or is_killed:
             await end(process.pid, ending)
             text = "was not renewed in time, so another process may have it: the command was ended"
             return _failed(f"the lease {text}", LOST)
@@ -96,13 +109,14 @@ async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -
     return status if status >= 0 else SIGNALLED - status
 
 
-async def _losing(lease: Lease, early_s: float) -> None:
-    """Wait until the lease is lost, or will be in `early_s` unless it is renewed."""
+async def _losing(lease: Lease, early_s: float, pause_s: float, go_on: Callable[[], None]) -> None:
+    """Wait until the lease is lost, or will be in `early_s` unless it is renewed. Call `go_on` until then."""
     lost = asyncio.Event()
     lease.on_lost(lost.set)
     while lease.is_held and (left_s := lease.left_s - early_s) > 0:
+        go_on()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(min(left_s, pause_s)):
                 await lost.wait()
                 return
 

@@ -238,7 +238,7 @@ class Chaos:
 
         config = ClientConfig(add_timeout_ms=PATIENCE_MS, read_timeout_ms=PATIENCE_MS)
         async with connect(self._cluster.metadata_uri, config=config, timeout=BOUND_S) as client:
-            await self._await_registrations(client)
+            last_check.gone = await self._await_registrations(client)
             try:
                 async with client.create(ensemble=min(3, self.bookies), timeout=BOUND_S) as ledger:
                     await ledger.append_many(
@@ -250,8 +250,11 @@ class Chaos:
             if self.heals:
                 await self._check_healing(client)
 
-    async def _await_registrations(self, client: Client) -> None:
-        """Wait until every bookie is registered and writable: those that were cut off from the store return to it."""
+    async def _await_registrations(self, client: Client) -> frozenset[str]:
+        """Wait until every bookie is registered and writable: those that were cut off from the store return to it.
+
+        Return those of Apache's that do not.
+        """
         deadline = time.monotonic() + REGISTER_S
         while True:
             writable = {one.id for one in await client.bookies(timeout=BOUND_S) if one.mode == "writable"}
@@ -261,6 +264,7 @@ class Chaos:
             await asyncio.sleep(TICK_S)
         for bookie in missing:
             self._bookie_ended(bookie, f"is not writable {REGISTER_S:g} s after all faults were healed")
+        return frozenset(bookie.id for bookie in missing if bookie.program)
 
     async def _check_healing(self, client: Client) -> None:
         self.show("waiting until every ledger is fully replicated")

@@ -6,11 +6,13 @@ import asyncio
 import json
 import pathlib
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 
-from bookies.errors import LedgerFenced
+from bookies.client.client import Client
+from bookies.errors import LedgerFenced, RecoveryFailed
 from bookies.lab.chaos.chaos_checker import SLACK_S, Checker, LastCheck, Story
 from bookies.lab.chaos.chaos_history import History, HistoryReader, payload_of
 from bookies.model import BookieId, DigestType, LedgerMetadata
@@ -84,6 +86,30 @@ def test_two_ends_are_found(other: tuple[int, int]) -> None:
     assert violation.startswith("one end: ")
     assert "writer1.1" in violation
     assert "recoverer1.1" in violation
+
+
+class Undecided:
+    """A client whose only ledger cannot be recovered."""
+
+    async def ledgers(self, *, label: tuple[str, str]) -> AsyncIterator[LedgerMetadata]:
+        yield new_ledger(
+            LEDGER, tuple(map(BookieId, ("b1", "a1", "a2"))), 3, 2, digest_type=DigestType.CRC32C, password=b""
+        )
+
+    def recover(self, ledger_id: int, *, timeout: float) -> Any:
+        raise RecoveryFailed("the end could not be decided", ledger_id=ledger_id)
+
+
+@pytest.mark.parametrize(("gone", "is_lost"), [({"a1", "a2"}, False), ({"a1"}, True), ({"a1", "a3"}, True)])
+def test_only_an_ack_quorum_of_apaches_bookies_that_are_gone_excuses_an_undecided_end(
+    gone: set[str], is_lost: bool
+) -> None:
+    checker = Checker()
+    check = LastCheck(checker, ("chaos", "1"))
+    check.gone = frozenset(gone)
+    asyncio.run(check.run(cast(Client, Undecided())))
+    assert [violation.partition(":")[0] for violation in checker.violations] == ["none lost"] * is_lost
+    assert checker.counts["ledgers without Apache's bookies"] == (not is_lost)
 
 
 def test_an_operation_that_took_too_long_is_found() -> None:
