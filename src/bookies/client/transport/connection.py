@@ -443,17 +443,17 @@ class Connection(asyncio.BufferedProtocol):
             request.finish(response)
 
     # -- deadlines -----------------------------------------------------------------------------------------------
-    def _watch_deadlines(self) -> None:
+    def _watch_deadlines(self, *, again: bool = False) -> None:
         if self._timer is None and self.error is None:
             due = self._loop.time() + CHECK_INTERVAL
-            self._timer = self._loop.call_at(due, self._check_deadlines, due)
+            self._timer = self._loop.call_at(due, self._check_deadlines, due, again)
 
-    def _check_deadlines(self, due: float) -> None:
+    def _check_deadlines(self, due: float, is_second: bool) -> None:
         self._timer = None
         now = self._loop.time()
-        if now - due > CHECK_INTERVAL:
+        if now - due > CHECK_INTERVAL and not is_second:
             # This process was stalled, so responses may be waiting in the socket: read them before expiring requests.
-            self._watch_deadlines()
+            self._watch_deadlines(again=True)  # Iterations may go on to last so long.
             return
         has_timed_out = False
         for adds in self._adds.take_expired(now):

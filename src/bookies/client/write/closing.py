@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from bookies.client.base.metadata_loop import MetadataLoop
@@ -176,7 +177,13 @@ class LedgerCloser:
         """Write the end to the record, in the background."""
         written = self._written = self._loop.create_future()
         name = f"close ledger {self._writer.ledger_id}"
-        self._tasks.start(self._write(close, self._writer.length, written), name)
+        task = self._tasks.start(self._write(close, self._writer.length, written), name)
+        task.add_done_callback(partial(self._has_ended, written))
+
+    def _has_ended(self, written: asyncio.Future[BookKeeperError | None], task: asyncio.Task[None]) -> None:
+        """End the wait if the client was closed while the task waited to try again, or before its first step."""
+        if task.cancelled() and not written.done():
+            self._has_written(written, ClientClosed("the client was closed", ledger_id=self._writer.ledger_id))
 
     async def _write(self, close: CloseLedger, length: int, written: asyncio.Future[BookKeeperError | None]) -> None:
         last = close.last_entry_id
@@ -188,10 +195,6 @@ class LedgerCloser:
             )
         except BookKeeperError as error:
             outcome = error
-        except asyncio.CancelledError:  # The client is closed while this waits to try again.
-            if not written.done():
-                self._has_written(written, ClientClosed("the client was closed", ledger_id=self._writer.ledger_id))
-            raise
         self._has_written(written, outcome)
 
     def _has_written(self, written: asyncio.Future[BookKeeperError | None], outcome: BookKeeperError | None) -> None:

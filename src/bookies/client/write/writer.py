@@ -407,11 +407,9 @@ class LedgerWriter:
                 await self._acquire(size)
                 piece = batch[start:stop] if stop - start < len(batch) else batch
                 start = stop
-                if stop == len(batch):
-                    self._waiting.append((self._pipeline.last_add_pushed + len(piece), [future]))
-                self._time(len(piece))
-                self._channel.note_trace(self._pipeline.last_add_pushed + len(piece))
-                self._channel.add(piece)
+                last = self._pipeline.last_add_pushed + len(piece)
+                self._channel.note_trace(last)
+                self._add(piece, size, last, [future] if stop == len(batch) else [])
                 self._quorum_timeout.watch()
             self._had_memory(began_s)
             return future
@@ -470,11 +468,23 @@ class LedgerWriter:
                 self._budget.release(size)
                 self._refuse(futures[start:stop])
             else:
-                self._waiting.append((self._pipeline.last_add_pushed + 1, futures[start:stop]))
-                self._time(stop - start)
-                self._channel.add(payloads[start:stop])
+                self._add(payloads[start:stop], size, self._pipeline.last_add_pushed + 1, futures[start:stop])
             start = stop
         self._quorum_timeout.watch()
+
+    def _add(self, payloads: list[bytes], size: int, first: int, futures: list[asyncio.Future[int]]) -> None:
+        """Send a batch of `size` bytes. The futures are those of its entries from `first` on."""
+        self._waiting.append((first, futures))
+        self._time(len(payloads))
+        pushed = self._pipeline.last_add_pushed
+        try:
+            self._channel.add(payloads)
+        except Exception as cause:  # noqa: BLE001  (such as a MemoryError: what has ids is unknown, the rest not sent)
+            if self._pipeline.last_add_pushed == pushed:
+                self._waiting.pop()
+                self._budget.release(size)
+            self._task_died(cause)
+            self._refuse(futures)
 
     def _time(self, count: int) -> None:
         """Time the batch of `count` entries that is sent next, unless one is being timed."""
@@ -626,6 +636,7 @@ class LedgerWriter:
 
     def client_closed(self) -> None:
         """End the writer because its client closes: all pending entries become unknown, also those after a hole."""
+        self._closer.is_abandoned = True
         self._quorum_timeout.stop()
         self._channel.carry_out(self._pipeline.abandon(ClientClosed("the client was closed", ledger_id=self.ledger_id)))
         self._flush()

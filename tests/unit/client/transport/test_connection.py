@@ -138,8 +138,16 @@ class Bench:
         return self.connection.request([b"R"], timeout_ms, key=(7, entry_id), is_fencing=is_fencing)
 
 
-def play(act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    loop = SimLoop()
+class BusyLoop(SimLoop):
+    """A loop whose every iteration takes a quarter of a second."""
+
+    def _advance(self, deadline: float) -> None:
+        super()._advance(deadline)
+        self._now += 0.25
+
+
+def play(act: Callable[[], Coroutine[Any, Any, None]], kind: type[SimLoop] = SimLoop) -> None:
+    loop = kind()
     try:
         loop.run(act())
         assert not loop.errors, loop.errors
@@ -365,6 +373,20 @@ def test_adds_time_out_once_and_late_answers_are_dropped() -> None:
         assert not bench.ended
 
     play(act)
+
+
+def test_time_limits_expire_on_a_loop_that_is_always_late() -> None:
+    """A late check waits for one more iteration, in which answers can be read, and not for ever."""
+
+    async def act() -> None:
+        bench = Bench()
+        bench.add(0, 3, timeout_ms=1000)
+        future = bench.read(1, timeout_ms=1000)
+        await asyncio.sleep(3)
+        assert [(ids, type(error)) for ids, error in bench.sink.failed] == [([0, 1, 2], BookieTimeout)]
+        assert isinstance(future.result(), BookieTimeout)
+
+    play(act, BusyLoop)
 
 
 def test_a_bookie_that_takes_no_bytes_loses_its_connection() -> None:

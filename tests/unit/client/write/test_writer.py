@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from tests.fakes.pool import PASSWORD, Stage, on_stage, play
 from bookies import errors
 from bookies.client.base.budget import MemoryBudget
 from bookies.client.write import LedgerWriter
-from bookies.client.write.adds import SendWindow
+from bookies.client.write.adds import LedgerFrames, SendWindow
 from bookies.model import DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.ledger import closed, in_recovery, with_ensemble
 
@@ -479,8 +479,49 @@ def test_seal_survives_a_lost_reply_and_may_be_repeated() -> None:
             with pytest.raises(errors.MetadataError, match="store away"):
                 await third.seal()
             await third.close()
+        fourth = await stage.create()
+        await fourth.append(b"a")
+        faults.before_count = 50
+        with pytest.raises(errors.MetadataError, match="store away"):
+            await fourth.seal()
+        fourth.client_closed()
+        await fourth.client_stopped()
+        with pytest.raises(errors.MetadataError, match="store away"):
+            await asyncio.wait_for(fourth.seal(), 600)
+        await asyncio.wait_for(fourth.close(), 600)
+        fifth = await stage.create()
+        await fifth.append(b"a")
+        seal = asyncio.create_task(fifth.seal())
+        await asyncio.sleep(0)  # The task that writes the end has not begun.
+        await fifth.client_stopped()
+        with pytest.raises(errors.ClientClosed):
+            await asyncio.wait_for(seal, 600)
 
     play(act, faults=faults)
+
+
+class OutOfMemory(LedgerFrames):
+    def pack(self, first: int, last_add_confirmed: int, payloads: Sequence[bytes]) -> bytes:
+        raise MemoryError
+
+
+@on_stage()
+async def test_an_entry_that_could_not_be_packed_is_not_acknowledged_with_the_id_of_another(stage: Stage) -> None:
+    ledger, other = await stage.create(), await stage.create()
+    other._scheduler = ledger._scheduler
+    good = ledger._channel.frames
+    ledger._channel.frames = OutOfMemory(ledger.ledger_id, DigestType.CRC32C, PASSWORD, good.window)
+    lost, beside = ledger.append_nowait(b"lost"), other.append_nowait(b"beside")
+    await stage.settle()
+    ledger._channel.frames = good
+    with pytest.raises(errors.LedgerClosed, match="nothing was sent: the writer has failed: MemoryError"):
+        await lost
+    with pytest.raises(errors.LedgerClosed):
+        ledger.append_nowait(b"next")
+    assert await beside == 0
+    assert ledger._budget.used == 0
+    await ledger.close()
+    await other.close()
 
 
 def test_seal_with_a_slow_store() -> None:
