@@ -262,7 +262,7 @@ exhibit(
     "confirmed-while-changing",
     "Records that list bookies which never got the entry (D-2)",
     issue(4651),
-    Hunt("races", 5),
+    Hunt("races", 1),
     "The adds of a handle and its ensemble change ran on different threads. While one thread computed the first entry "
     "of the new fragment from the last confirmed entry, later entries were confirmed on the old bookies. The record "
     "then placed those entries on bookies that had never received them.",
@@ -273,7 +273,7 @@ exhibit(
     "one-phase-resend",
     "Entries confirmed by bookies that had just been replaced (D-1)",
     issue(3005, 4097),
-    Hunt("races", 6),
+    Hunt("races", 2),
     "After an ensemble change each pending entry was reset, sent again and delivered, one after the other. Delivering "
     "one entry also delivered the following ones, which still counted acknowledgements of the replaced bookies. "
     "Confirmed entries had no replica in the recorded ensemble. Fixes were proposed and not merged.",
@@ -285,7 +285,7 @@ exhibit(
     "advancing-recovery",
     "Readers shown entries that a losing recovery had found (D-5)",
     (),
-    Hunt("limbo", 6),
+    Hunt("limbo", 3),
     "Entries that a recovery writes back carry the recovery's own, advancing last add confirmed, although only the "
     "close decides the end. With two concurrent recoveries a tailing reader can be shown an entry as confirmed that "
     "the winner leaves out. Found by analysis of the reference implementation; no report is known.",
@@ -296,7 +296,7 @@ exhibit(
     "fence-before-durable",
     "A bookie that forgets that it was fenced (D-24)",
     issue(208),
-    Hunt("crashes", 10),
+    Hunt("crashes", 2),
     'A bookie answered a fencing request before its record was durable. It still does so if the answer is "no such '
     'entry". The recovery counts the answer as a fence. After a power failure the bookie accepts entries of the old '
     "writer.",
@@ -326,7 +326,7 @@ exhibit(
     "limbo-denies",
     "Bookies that had lost their disks and reported entries as missing",
     ("https://github.com/apache/bookkeeper/pull/2936",),
-    Hunt("limbo", 3),
+    Hunt("limbo", 1),
     'A bookie with an empty disk, or without its journal after a power failure, answered "no such entry" for entries '
     "that it had acknowledged before. Since then it can answer *unknown*, which a recovery must not count as missing.",
     'A recovery counts *unknown* as "no such entry".',
@@ -337,7 +337,7 @@ exhibit(
     "stuck-behind-a-change",
     "Adds stuck after an ensemble change (D-4)",
     issue(4261, 4459),
-    Hunt("answers", 9),
+    Hunt("answers", 15),
     "Entries that reach their quorum during an ensemble change wait for the end of the change. A late failure report "
     "about a bookie that had already been replaced started another change. That change had no effect, and at its end "
     "the entries completed meanwhile were not checked. These adds waited until an unrelated event, or for ever.",

@@ -38,18 +38,18 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "a replaced leader refuses conditional appends": 6,
     "a repair of a ledger does nothing": 4,
     "the balance goes on during repairs": 6,
-    "a decommission succeeds in spite of failures": 1,
+    "a decommission succeeds in spite of failures": 5,
     "`placement_rule` is a wish": 1,
     "a renewal writes one entry": 36,
     "an announcement does not wait for the ack quorum": 1,
     "an announcement does not wait for the force": 2,
     #
     "count acks by bookie instead of position and bookie": 55,
-    "late failures forgotten": 30,
+    "late failures forgotten": 7,
     "the target of a force is taken after it": 1,
     "swap before copy": 1,
     "an id is refused by the last add confirmed only": 1,
-    "a change is not delayed until the quorum breaks": 1,
+    "a change is not delayed until the quorum breaks": 2,
     "what waits behind a hole outlives its client": 1,
     "a fragment that may still receive entries is copied": 30,
     "no clamp at the end of a closed ledger": 1,
@@ -57,7 +57,7 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "the memory limit is not enforced": 1,
     "memory is free again as soon as the ack quorum has answered": 1,
     "an entry that fits overtakes those that wait for memory": 1,
-    "a recovery takes the length from an answer to its fencing": 1,
+    "a recovery takes the length from an answer to its fencing": 2,
 }
 
 
