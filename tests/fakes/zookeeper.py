@@ -266,9 +266,11 @@ class FakeZooKeeper:
         assert self.session_id is not None
         return self.session_id
 
-    async def _change(self, operations: Sequence[Operation]) -> tuple[int, list[Outcome]]:
+    async def _change(self, operations: Sequence[Operation], only_in: int | None = None) -> tuple[int, list[Outcome]]:
         """The transaction's number, and its results."""
         session = await self._ready()
+        if only_in not in (None, session):
+            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
         if self.server.lost_requests:
             self.server.lost_requests -= 1
             raise OutcomeUnknown("the connection was lost before the request came")
@@ -312,19 +314,15 @@ class FakeZooKeeper:
         return sorted(node.children), node.stat()
 
     async def set(self, path: str, data: bytes, version: int = ANY_VERSION, *, session: int | None = None) -> Stat:
-        if session is not None and await self._ready() != session:
-            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
-        stat = (await self.multi([SetData(path, data, version)]))[0]
+        stat = (await self.multi([SetData(path, data, version)], session=session))[0]
         assert isinstance(stat, Stat)
         return stat
 
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
-        if session is not None and await self._ready() != session:
-            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
-        await self.multi([Delete(path, version)])
+        await self.multi([Delete(path, version)], session=session)
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
-        return (await self._change(operations))[1]
+    async def multi(self, operations: Sequence[Operation], *, session: int | None = None) -> list[Outcome]:
+        return (await self._change(operations, session))[1]
 
     def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
         task = asyncio.ensure_future(self.multi(operations))

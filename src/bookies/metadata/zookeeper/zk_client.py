@@ -494,8 +494,10 @@ class ZooKeeperClient:
         if ended.number:
             self._session_lost()
 
-    async def _connected(self) -> _Connection:
-        """Return the connection once there is one. Raises `MetadataError` after a session timeout."""
+    async def _connected(self, only_in: int | None = None) -> _Connection:
+        """Return the connection once there is one. Raises `MetadataError` after a session timeout, and `SessionExpired`
+        if the connection's session is not `only_in`.
+        """
         try:
             if not self._is_settled():
                 async with asyncio.timeout(self._timeout_s):
@@ -510,6 +512,8 @@ class ZooKeeperClient:
             ) from None
         if self._end is not None:
             raise copy.copy(self._end)
+        if only_in not in (None, self.session_id):
+            raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
         assert self._connection is not None
         return self._connection
 
@@ -525,18 +529,16 @@ class ZooKeeperClient:
         body: bytes,
         *,
         sync: bool = False,
-        only_in: int | None = None,
+        only_in: int | None = None,  # see `_connected`
         watched: tuple[bool, _Watch | None] = (False, None),
     ) -> Any:
-        """Send a request and return its result. `only_in`: the session that must be current. `watched`: whether it is
-        a watch of the znode's children, and the callback.
+        """Send a request and return its result. `watched`: whether it is a watch of the znode's children, and the
+        callback.
 
         There is no await between the check of the connection and the request: a watch belongs to the connection that
         sets it.
         """
-        connection = await self._connected()
-        if only_in not in (None, self.session_id):
-            raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
+        connection = await self._connected(only_in)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if watched[1] is not None:
             self._watches.add((watched[0], path), watched[1])
@@ -609,9 +611,10 @@ class ZooKeeperClient:
         body = zk_wire.fields(Delete(path, version))
         await self._request(path, Code.DELETE, body, only_in=session)
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def multi(self, operations: Sequence[Operation], *, session: int | None = None) -> list[Outcome]:
+        connection = await self._connected(session)
         answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-        self.start_multi(operations, answer)
+        self._send_multi(connection, operations, answer)
         return await answer
 
     def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:

@@ -220,9 +220,10 @@ class ZooKeeper(Protocol):
         Raises `NodeMissing`, `WrongVersion`, `NotEmpty`.
         """
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def multi(self, operations: Sequence[Operation], *, session: int | None = None) -> list[Outcome]:
         """Carry out all operations, or none. Returns the path for each `Create`, with the server's number if
-        sequential, and the new stat for each `SetData`. Raises the `Refusal` of the first refused operation.
+        sequential, and the new stat for each `SetData`. `session`: as for `delete`. Raises the `Refusal` of the first
+        refused operation.
         """
 
     def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
