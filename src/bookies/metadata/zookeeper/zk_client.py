@@ -624,17 +624,20 @@ class ZooKeeperClient:
             self._send_multi(self._connection, operations, answer)
         else:
             assert self._tasks is not None, "not opened"
-            self._tasks.start(self._start_later(operations, answer), "a transaction that waits for a connection")
+            task = self._tasks.start(self._start_later(operations, answer), "a transaction that waits for a connection")
+            task.add_done_callback(partial(self._waited, answer))
+
+    def _waited(self, answer: Answer, task: asyncio.Task[None]) -> None:
+        """Fail a transaction that `close` has cancelled, perhaps before the first step of its task."""
+        if task.cancelled() and self._end is not None and not answer.done():
+            answer.set_exception(copy.copy(self._end))
 
     async def _start_later(self, operations: Sequence[Operation], answer: Answer) -> None:
         try:
-            connection = await self._connected()
-        except (BookKeeperError, asyncio.CancelledError) as error:
-            failure = error if isinstance(error, BookKeeperError) else copy.copy(self._end)  # `close` cancels
-            if failure is not None and not answer.done():
-                answer.set_exception(failure)
-        else:
-            self._send_multi(connection, operations, answer)
+            self._send_multi(await self._connected(), operations, answer)
+        except BookKeeperError as error:  # of the connection: nothing was sent
+            if not answer.done():
+                answer.set_exception(error)
 
     def _send_multi(self, connection: _Connection, operations: Sequence[Operation], answer: Answer) -> None:
         body = zk_wire.transaction(operations)

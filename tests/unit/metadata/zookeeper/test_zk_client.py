@@ -231,11 +231,13 @@ def test_closing_during_an_outage() -> None:
         later = asyncio.ensure_future(client.get("/ledgers"))
         transaction = asyncio.ensure_future(client.multi([SetData("/ledgers", b"x")]))
         await asyncio.sleep(0.5)
+        begun: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        client.start_multi([SetData("/ledgers", b"x")], begun)  # Closing comes before the first step of its task.
         began = asyncio.get_running_loop().time()
         await client.close()
         assert asyncio.get_running_loop().time() - began < 0.1
         late = asyncio.ensure_future(client.multi([SetData("/ledgers", b"x")]))
-        closed = ((each, ClientClosed) for each in (later, transaction, late))
+        closed = ((each, ClientClosed) for each in (later, transaction, begun, late))
         for request, expected in ((waiting, OutcomeUnknown), *closed):
             with pytest.raises(expected):
                 await request
