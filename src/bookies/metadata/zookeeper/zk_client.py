@@ -39,6 +39,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Create,
     Credentials,
     Delete,
+    Denied,
     NodeExists,
     NodeMissing,
     NotEmpty,
@@ -571,8 +572,9 @@ class ZooKeeperClient:
             return OutcomeUnknown(f"the session continues on another server of ZooKeeper at {self.hosts}")
         if error.fault in (Fault.NO_RIGHTS, Fault.AUTHENTICATION_FAILED, Fault.INVALID_ACL):
             next_step = "authenticate as the identity that created it, with options=FILE in the metadata URI"
-            return MetadataError(f"ZooKeeper at {self.hosts} denies access to {path}: {next_step}")
-        return MetadataError(f"ZooKeeper at {self.hosts} answered error {error} for {path}")
+            return Denied(f"ZooKeeper at {self.hosts} denies access to {path}: {next_step}")
+        kind = Denied if error.fault < Fault.SERVER_FAULTS_END else MetadataError
+        return kind(f"ZooKeeper at {self.hosts} answered error {error} for {path}")
 
     async def create(
         self, path: str, data: bytes, acl: Acl, *, is_ephemeral: bool = False, is_sequential: bool = False

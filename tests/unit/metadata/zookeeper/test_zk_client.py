@@ -33,6 +33,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Create,
     Credentials,
     Delete,
+    Denied,
     NodeExists,
     NodeMissing,
     NotEmpty,
@@ -136,6 +137,10 @@ def test_transactions_are_whole_and_name_the_refused_operation() -> None:
         assert isinstance(refused.value, WrongVersion)
         assert refused.value.index == 1
         assert await client.exists("/ledgers/a") is not None
+        ensemble.zookeeper.denied.add("/ledgers/a")
+        for request in (client.set("/ledgers/a", b""), client.multi([Check("/ledgers/a"), Delete("/ledgers")])):
+            with pytest.raises(Denied, match="denies access to /ledgers/a: authenticate"):
+                await request
         await client.close()
 
     play(body)
