@@ -22,6 +22,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Check,
     Create,
     Delete,
+    Denied,
     NodeExists,
     NodeMissing,
     NotEmpty,
@@ -73,7 +74,8 @@ def _split(path: str) -> tuple[str, str]:
 
 
 class Server:
-    """`nodes`: every znode by path. `lost_requests`, `lost_replies`: of the next changes, how many.
+    """`nodes`: every znode by path. `lost_requests`, `lost_replies`: of the next changes, how many. `denied`: paths
+    that nobody may change.
 
     `is_silent`: nobody gets an answer.
     """
@@ -86,13 +88,14 @@ class Server:
         self.lost_requests = 0
         self.lost_replies = 0
         self.is_silent = False
+        self.denied: set[str] = set()
         self._watches: dict[tuple[str, bool], dict[tuple[FakeZooKeeper, Watch], None]] = {}
         for path in paths:
             self.apply([Create(path, b"", Acl.OPEN)], 0)
 
     # -- changes -------------------------------------------------------------------------------------------------
     def apply(self, operations: Sequence[Operation], session: int) -> list[Outcome]:
-        """All or nothing. Raises the first `Refusal`."""
+        """All or nothing. Raises the first `Refusal` or `Denied`."""
         touched = [path for each in operations for path in (each.path, _split(each.path)[0])]
         before = {path: self._copy(path) for path in touched}
         self.zxid += 1
@@ -101,8 +104,9 @@ class Server:
         for index, operation in enumerate(operations):
             try:
                 results.append(self._apply(operation, session, fired))
-            except Refusal as refusal:
-                refusal.index = index
+            except (Refusal, Denied) as refusal:
+                if isinstance(refusal, Refusal):
+                    refusal.index = index
                 for made in results:
                     if isinstance(made, str):
                         self.nodes.pop(made, None)
@@ -120,6 +124,8 @@ class Server:
 
     def _apply(self, operation: Operation, session: int, fired: list[tuple[str, bool]]) -> Outcome:
         path = operation.path
+        if path in self.denied:
+            raise Denied(f"access to {path} is denied")
         if isinstance(operation, Create):
             return self._create(operation, session, fired)
         node = self.nodes.get(path)
@@ -266,9 +272,11 @@ class FakeZooKeeper:
         assert self.session_id is not None
         return self.session_id
 
-    async def _change(self, operations: Sequence[Operation]) -> tuple[int, list[Outcome]]:
+    async def _change(self, operations: Sequence[Operation], only_in: int | None = None) -> tuple[int, list[Outcome]]:
         """The transaction's number, and its results."""
         session = await self._ready()
+        if only_in not in (None, session):
+            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
         if self.server.lost_requests:
             self.server.lost_requests -= 1
             raise OutcomeUnknown("the connection was lost before the request came")
@@ -312,19 +320,15 @@ class FakeZooKeeper:
         return sorted(node.children), node.stat()
 
     async def set(self, path: str, data: bytes, version: int = ANY_VERSION, *, session: int | None = None) -> Stat:
-        if session is not None and await self._ready() != session:
-            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
-        stat = (await self.multi([SetData(path, data, version)]))[0]
+        stat = (await self.multi([SetData(path, data, version)], session=session))[0]
         assert isinstance(stat, Stat)
         return stat
 
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
-        if session is not None and await self._ready() != session:
-            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
-        await self.multi([Delete(path, version)])
+        await self.multi([Delete(path, version)], session=session)
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
-        return (await self._change(operations))[1]
+    async def multi(self, operations: Sequence[Operation], *, session: int | None = None) -> list[Outcome]:
+        return (await self._change(operations, session))[1]
 
     def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
         task = asyncio.ensure_future(self.multi(operations))

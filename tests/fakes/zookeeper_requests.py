@@ -26,10 +26,10 @@ class NotedZooKeeper(FakeZooKeeper):
     def release(self) -> None:
         self._may_go.set()
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def multi(self, operations: Sequence[Operation], *, session: int | None = None) -> list[Outcome]:
         self.requests.append(list(operations))
         await self._may_go.wait()
-        return await super().multi(operations)
+        return await super().multi(operations, session=session)
 
 
 async def settle() -> None:

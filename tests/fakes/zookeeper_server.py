@@ -15,6 +15,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Check,
     Create,
     Delete,
+    Denied,
     NodeExists,
     NodeMissing,
     NotEmpty,
@@ -25,7 +26,8 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     WrongVersion,
 )
 
-_FAULTS: dict[type[Refusal], Fault] = {
+_FAULTS: dict[type[Exception], Fault] = {
+    Denied: Fault.NO_RIGHTS,
     NodeMissing: Fault.NODE_MISSING,
     NodeExists: Fault.NODE_EXISTS,
     WrongVersion: Fault.WRONG_VERSION,
@@ -143,7 +145,7 @@ class ServerConnection(asyncio.Protocol):
         elif not self._wire.answers_pings_only:
             try:
                 self._reply(xid, 0, self._result(code, reader))
-            except Refusal as refusal:
+            except (Refusal, Denied) as refusal:
                 self._reply(xid, _FAULTS[type(refusal)])
 
     def _result(self, code: int, reader: Reader) -> bytes:
@@ -195,8 +197,9 @@ class ServerConnection(asyncio.Protocol):
             for code, outcome in zip(codes, self._wire.server.apply(operations, self.session), strict=True):
                 result = _stat(outcome) if isinstance(outcome, Stat) else zk_wire.text(outcome) if outcome else b""
                 results.append(zk_wire._MULTI_HEADER.pack(code, False, 0) + result)
-        except Refusal as refusal:
-            faults = [Fault.ROLLED_BACK] * refusal.index + [_FAULTS[type(refusal)]]
+        except (Refusal, Denied) as refusal:
+            index = refusal.index if isinstance(refusal, Refusal) else 0
+            faults = [Fault.ROLLED_BACK] * index + [_FAULTS[type(refusal)]]
             faults += [Fault.RUNTIME_INCONSISTENCY] * (len(operations) - len(faults))
             results = [zk_wire._MULTI_HEADER.pack(-1, False, fault) + zk_wire._INT.pack(fault) for fault in faults]
         return b"".join([*results, zk_wire._MULTI_END])

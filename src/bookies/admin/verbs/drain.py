@@ -268,17 +268,19 @@ async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], ar
         raise
     finally:
         progress.clear()
-    removes = result.is_empty and arguments.remove
+    removes = result.is_empty and arguments.remove and not result.is_cancelled
     if not arguments.json:
         print_text(_result_lines(plan.bookie, result))
     lines = []
     if removes:
         await asyncio.shield(drain.remove())
         lines = [f"its cookie is deleted: the cluster has forgotten {plan.bookie}"]
-    elif result.is_empty and not result.is_cancelled:
+    elif result.is_empty and result.is_cancelled:
+        lines = [f"the drain was cancelled meanwhile: writers may use {plan.bookie} again, and it keeps its cookie"]
+    elif result.is_empty:
         lines = [f"writers still avoid it. To remove it, stop it and run: bk bookie drain {plan.bookie} --remove"]
     facts = facts | {"dry_run": False, "removed": removes, **described_result(result)}
-    return Report(facts, lines, int(not result.is_empty))
+    return Report(facts, lines, int(not (removes if arguments.remove else result.is_empty)))
 
 
 def _stopped(plan: DrainPlan) -> str:

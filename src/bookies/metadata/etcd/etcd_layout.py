@@ -157,6 +157,10 @@ class RecoveryKeys(SinglePlaces, frozen=True):
         """Return the key of a vote. The order of votes is that of their creation, not that of their keys."""
         return f"{self.votes}{lease:016x}-{number}"
 
+    def void(self, lease: int, number: int) -> str:
+        """Return the key that, once it exists, prevents that a lease's attempt at a lock or vote is carried out."""
+        return f"{self.top}/void/{lease:016x}-{number}"
+
 
 def _uuid(ledger_id: int) -> str:
     digits = f"{ledger_id:032x}"

@@ -1,10 +1,16 @@
 """Auto-recovery's state in etcd. Apache's etcd driver has none, so this is our own: the values that Apache stores in
 ZooKeeper, under keys in the style of its ledgers' keys. Locks and votes are attached to the lease.
+
+etcd may carry out a request long after its client has given up: a suspended leader that wakes up forwards it to the
+next one. A lock or vote that appears then would block others as long as our session lasts. So each attempt requires
+that a key of its own is missing. If its outcome is unknown, this key is written before the attempt is repeated or its
+place released.
 Source: metadata 8, 10.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -44,7 +50,8 @@ class EtcdNodeStore:
         self._session = session
         self._tasks = tasks
         self._observers = observers
-        self._votes_count = 0
+        self._attempts_count = 0
+        self._unsure: dict[str, Put] = {}  # by place of a lock or vote: what makes its last attempt void
 
     @property
     def session(self) -> int | None:
@@ -95,6 +102,7 @@ class EtcdNodeStore:
         lease = await self._session.begin(self._tasks())
         while True:
             try:
+                await self._void(place)
                 answer = await self._attach(lease, [WrittenAt(place, 0)], Put(place, data, lease))
             except OutcomeUnknown:
                 continue  # The next attempt determines the outcome.
@@ -102,21 +110,36 @@ class EtcdNodeStore:
             return lease if is_ours else None
 
     async def _attach(self, lease: int, conditions: Sequence[Condition], put: Put) -> Answer:
+        self._attempts_count += 1
+        void = self.places.void(lease, self._attempts_count)
         try:
+            conditions = [*conditions, WrittenAt(void, 0)]
             return await self._etcd.transact(conditions, [put], [Get(put.key, keys_only=True)])
         except LeaseMissing:
             self._session.lose(lease)
             raise SessionExpired("the session with etcd was lost") from None
+        except OutcomeUnknown:
+            current = {place: unsure for place, unsure in self._unsure.items() if unsure.lease == lease}
+            self._unsure = current | {put.key: Put(void, b"", lease)}
+            raise
+
+    async def _void(self, place: str) -> None:
+        """Determine an earlier attempt's outcome: it has been carried out by now, or never will be."""
+        unsure = self._unsure.get(place)
+        if unsure is not None:
+            with contextlib.suppress(LeaseMissing):  # Then the attempt fails for the same reason.
+                await self._etcd.transact((), [unsure])
+            self._unsure.pop(place, None)
 
     async def release(self, place: str, session: int) -> None:
+        await self._void(place)
         item = (await self._values.read(place))[0]
         if item is not None and item.lease == session:
             await self._etcd.transact([WrittenAt(place, item.mod_revision)], [Delete(place)])
 
     async def vote(self, data: bytes) -> Vote:
         lease = await self._session.begin(self._tasks())
-        self._votes_count += 1
-        key = self.places.vote(lease, self._votes_count)
+        key = self.places.vote(lease, self._attempts_count)
         answer = await self._attach(lease, (), Put(key, data, lease))
         return Vote(answer.revision, key)
 
@@ -125,6 +148,8 @@ class EtcdNodeStore:
         return sorted((Vote(item.create_revision, item.key) for item in items), key=lambda vote: vote.number)
 
     async def own_votes(self) -> list[str]:
+        for place in [place for place in self._unsure if place.startswith(self.places.votes)]:
+            await self._void(place)
         items, _ = await self._values.below(self.places.votes)
         return [item.key for item in items if item.lease and item.lease == self.session]
 

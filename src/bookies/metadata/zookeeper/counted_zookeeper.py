@@ -73,9 +73,11 @@ class CountedZooKeeper:
         what = "multi create" if Create in map(type, operations) else "multi"
         self._count(what, operations[-1].path)
 
-    async def multi(self, operations: Sequence[zookeeper_port.Operation]) -> list[Outcome]:
+    async def multi(
+        self, operations: Sequence[zookeeper_port.Operation], *, session: int | None = None
+    ) -> list[Outcome]:
         self._count_multi(operations)
-        return await self._zookeeper.multi(operations)
+        return await self._zookeeper.multi(operations, session=session)
 
     def start_multi(self, operations: Sequence[zookeeper_port.Operation], answer: zookeeper_port.Answer) -> None:
         self._count_multi(operations)

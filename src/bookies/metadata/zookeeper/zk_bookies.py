@@ -77,25 +77,23 @@ class Bookies:
         before, other_before = await asyncio.gather(
             self._zookeeper.exists(path, sync=True), self._zookeeper.exists(other)
         )
+        session = self._zookeeper.session_id
         for registration, stat in ((path, before), (other, other_before)):
-            if stat is not None and not self._is_own(stat):
+            if stat is not None and stat.owner != session:
                 return registration
         try:
             operations = await self._changes(path, before, data)
             if other_before is not None:
                 operations.append(Delete(other))
-            if operations:
-                await self._zookeeper.multi(operations)
+            if operations:  # In the next session, what was ours may be another process's.
+                await self._zookeeper.multi(operations, session=session)
         except NodeMissing as refusal:
             if refusal.path == path and before is None:
                 await self._nodes.ensure(parent_of(path))
             return bookie
         except Refusal:
             return bookie
-        return await self._yield_to(path, other) if before is None and other_before is None else None
-
-    def _is_own(self, stat: Stat) -> bool:
-        return stat.owner == self._zookeeper.session_id
+        return await self._yield_to(path, other, session) if before is None and other_before is None else None
 
     async def _changes(self, path: str, before: Stat | None, data: bytes) -> list[Operation]:
         """Return the operations that register. Changed data gets a new znode, so that clients that watch only the list
@@ -107,16 +105,16 @@ class Bookies:
         present, _ = await self._zookeeper.get(path)
         return [] if present == data else [Delete(path, before.version), create]
 
-    async def _yield_to(self, path: str, other: str) -> str | None:
-        """Withdraw our registration if another process registered the bookie in the other mode at the same moment;
-        return that registration's path, or None.
+    async def _yield_to(self, path: str, other: str, session: int | None) -> str | None:
+        """Withdraw our registration, of `session`, if another process registered the bookie in the other mode at the
+        same moment; return that registration's path, or None.
         """
         stat = await self._zookeeper.exists(other, sync=True)
-        if stat is None or self._is_own(stat):
+        if stat is None or stat.owner == session:
             return None
         try:
-            await self._zookeeper.delete(path)
-        except NodeMissing:
+            await self._zookeeper.delete(path, session=session)
+        except (NodeMissing, SessionExpired):
             pass  # It ended with our session.
         return other
 
@@ -137,11 +135,11 @@ class Bookies:
         for mode in BookieMode:
             path = self._nodes.paths.registration(bookie, mode)
             stat = await self._nodes.stat(path)
-            if stat is not None and self._is_own(stat):
+            if stat is not None and stat.owner == self._zookeeper.session_id:
                 try:
-                    await self._zookeeper.delete(path)
-                except NodeMissing:
-                    continue
+                    await self._zookeeper.delete(path, session=stat.owner)
+                except (NodeMissing, SessionExpired):
+                    continue  # It ended with our session.
 
     # -- discovery -----------------------------------------------------------------------------------------------
     async def present(self, mode: BookieMode, watch: Callable[[], None] | None = None) -> BookieSet:

@@ -39,6 +39,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Create,
     Credentials,
     Delete,
+    Denied,
     NodeExists,
     NodeMissing,
     NotEmpty,
@@ -494,8 +495,10 @@ class ZooKeeperClient:
         if ended.number:
             self._session_lost()
 
-    async def _connected(self) -> _Connection:
-        """Return the connection once there is one. Raises `MetadataError` after a session timeout."""
+    async def _connected(self, only_in: int | None = None) -> _Connection:
+        """Return the connection once there is one. Raises `MetadataError` after a session timeout, and `SessionExpired`
+        if the connection's session is not `only_in`.
+        """
         try:
             if not self._is_settled():
                 async with asyncio.timeout(self._timeout_s):
@@ -510,6 +513,8 @@ class ZooKeeperClient:
             ) from None
         if self._end is not None:
             raise copy.copy(self._end)
+        if only_in not in (None, self.session_id):
+            raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
         assert self._connection is not None
         return self._connection
 
@@ -525,18 +530,16 @@ class ZooKeeperClient:
         body: bytes,
         *,
         sync: bool = False,
-        only_in: int | None = None,
+        only_in: int | None = None,  # see `_connected`
         watched: tuple[bool, _Watch | None] = (False, None),
     ) -> Any:
-        """Send a request and return its result. `only_in`: the session that must be current. `watched`: whether it is
-        a watch of the znode's children, and the callback.
+        """Send a request and return its result. `watched`: whether it is a watch of the znode's children, and the
+        callback.
 
         There is no await between the check of the connection and the request: a watch belongs to the connection that
         sets it.
         """
-        connection = await self._connected()
-        if only_in not in (None, self.session_id):
-            raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
+        connection = await self._connected(only_in)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if watched[1] is not None:
             self._watches.add((watched[0], path), watched[1])
@@ -569,8 +572,9 @@ class ZooKeeperClient:
             return OutcomeUnknown(f"the session continues on another server of ZooKeeper at {self.hosts}")
         if error.fault in (Fault.NO_RIGHTS, Fault.AUTHENTICATION_FAILED, Fault.INVALID_ACL):
             next_step = "authenticate as the identity that created it, with options=FILE in the metadata URI"
-            return MetadataError(f"ZooKeeper at {self.hosts} denies access to {path}: {next_step}")
-        return MetadataError(f"ZooKeeper at {self.hosts} answered error {error} for {path}")
+            return Denied(f"ZooKeeper at {self.hosts} denies access to {path}: {next_step}")
+        kind = Denied if error.fault < Fault.SERVER_FAULTS_END else MetadataError
+        return kind(f"ZooKeeper at {self.hosts} answered error {error} for {path}")
 
     async def create(
         self, path: str, data: bytes, acl: Acl, *, is_ephemeral: bool = False, is_sequential: bool = False
@@ -609,9 +613,10 @@ class ZooKeeperClient:
         body = zk_wire.fields(Delete(path, version))
         await self._request(path, Code.DELETE, body, only_in=session)
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def multi(self, operations: Sequence[Operation], *, session: int | None = None) -> list[Outcome]:
+        connection = await self._connected(session)
         answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-        self.start_multi(operations, answer)
+        self._send_multi(connection, operations, answer)
         return await answer
 
     def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:
@@ -621,17 +626,20 @@ class ZooKeeperClient:
             self._send_multi(self._connection, operations, answer)
         else:
             assert self._tasks is not None, "not opened"
-            self._tasks.start(self._start_later(operations, answer), "a transaction that waits for a connection")
+            task = self._tasks.start(self._start_later(operations, answer), "a transaction that waits for a connection")
+            task.add_done_callback(partial(self._waited, answer))
+
+    def _waited(self, answer: Answer, task: asyncio.Task[None]) -> None:
+        """Fail a transaction that `close` has cancelled, perhaps before the first step of its task."""
+        if task.cancelled() and self._end is not None and not answer.done():
+            answer.set_exception(copy.copy(self._end))
 
     async def _start_later(self, operations: Sequence[Operation], answer: Answer) -> None:
         try:
-            connection = await self._connected()
-        except (BookKeeperError, asyncio.CancelledError) as error:
-            failure = error if isinstance(error, BookKeeperError) else copy.copy(self._end)  # `close` cancels
-            if failure is not None and not answer.done():
-                answer.set_exception(failure)
-        else:
-            self._send_multi(connection, operations, answer)
+            self._send_multi(await self._connected(), operations, answer)
+        except BookKeeperError as error:  # of the connection: nothing was sent
+            if not answer.done():
+                answer.set_exception(error)
 
     def _send_multi(self, connection: _Connection, operations: Sequence[Operation], answer: Answer) -> None:
         body = zk_wire.transaction(operations)

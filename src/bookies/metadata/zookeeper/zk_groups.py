@@ -16,6 +16,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     ANY_VERSION,
     Check,
     Create,
+    Denied,
     Operation,
     Outcome,
     Refusal,
@@ -76,7 +77,7 @@ class _Group:
 
     def set_exception(self, error: Exception, /) -> None:
         self._is_done, is_alone = True, len(self._members) == 1
-        if isinstance(error, Refusal) and not is_alone:
+        if isinstance(error, (Refusal, Denied)) and not is_alone:
             self._ended(self._members)
             return
         for member in self._members:

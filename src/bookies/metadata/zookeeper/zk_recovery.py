@@ -30,7 +30,6 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     NodeMissing,
     NotEmpty,
     OutcomeUnknown,
-    Stat,
     WrongVersion,
 )
 from bookies.runtime.tasks import Tasks, all_of
@@ -164,39 +163,38 @@ class ZkNodeStore:
         """Delete a znode, see `NodeStore.delete`.
 
         A znode that is deleted and recreated between the check and the deletion is deleted too, if ZooKeeper's own
-        version is equal. For marks this cannot happen: only the holder of the lock deletes a mark.
+        version is equal. It is 0 for every new mark. Therefore every check is synchronized: the server may not have
+        applied an earlier attempt yet. Between check and deletion the lock protects a mark, so the deletion is only
+        sent in the session of the check. Without the lock only a restore of the metadata deletes marks.
         """
         await self._check_layout()
         is_ours = False  # a deletion of ours may have succeeded
-        # A caller that names a version has read the znode, so this server is recent enough.
-        read_stat = self._stat if version is not None else self._nodes.stat
-        while (stat := await read_stat(place)) is not None:
+        while True:
+            session = self._zookeeper.session_id
+            stat = await self._nodes.stat(place)
+            if stat is None:
+                return is_ours
             if version not in (None, stat.mzxid):
                 return False
             try:
-                await self._delete(place, stat.version)
-            except (NodeMissing, WrongVersion):
+                await self._delete(place, stat.version, session)
+            except (NodeMissing, WrongVersion, SessionExpired):
                 continue  # The next read determines the reason.
-            except (OutcomeUnknown, SessionExpired):
+            except OutcomeUnknown:
                 is_ours = True
             else:
                 return True
-        return is_ours
 
-    async def _stat(self, place: str) -> Stat | None:
-        """Return a znode's stat, not older than this session's earlier reads and writes; others may have changed it."""
-        return await self._nodes.repeat(lambda: self._zookeeper.exists(place))
-
-    async def _delete(self, place: str, version: int) -> None:
+    async def _delete(self, place: str, version: int, session: int | None) -> None:
         """Delete a znode; a mark together with its directory, which usually has no other child, and empty parents."""
         if not place.startswith(self.places.marks):
-            await self._zookeeper.delete(place, version)
+            await self._zookeeper.delete(place, version, session=session)
             return
         directory = parent_of(place)
         try:
-            await self._zookeeper.multi([Delete(place, version), Delete(directory)])
+            await self._zookeeper.multi([Delete(place, version), Delete(directory)], session=session)
         except NotEmpty:
-            await self._zookeeper.delete(place, version)
+            await self._zookeeper.delete(place, version, session=session)
         else:
             await self._nodes.remove_empty_parents(directory, self.places.marks)
 
@@ -215,7 +213,8 @@ class ZkNodeStore:
                 continue  # The next attempt determines the outcome.
 
     async def release(self, place: str, session: int) -> None:
-        stat = await self._stat(place)
+        # Synchronized: a server that has not applied an earlier attempt shows a deleted lock, or misses one of ours.
+        stat = await self._nodes.stat(place)
         if stat is not None and stat.owner == session:
             try:
                 await self._zookeeper.delete(place, session=session)

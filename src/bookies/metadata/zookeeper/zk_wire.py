@@ -55,6 +55,7 @@ class Fault(enum.IntEnum):
 
     ROLLED_BACK = 0  # of an operation in a refused transaction, before the one at fault
     RUNTIME_INCONSISTENCY = -2  # and after it
+    SERVER_FAULTS_END = -100  # codes below it refuse a request, which has changed nothing
     NODE_MISSING = -101
     NO_RIGHTS = -102
     WRONG_VERSION = -103

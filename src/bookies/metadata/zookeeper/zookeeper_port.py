@@ -3,7 +3,7 @@
 `zk_client.py` implements it, and in memory `tests/fakes/zookeeper.py`. Every call waits for a
 connection first, at most one session timeout, and can be cancelled at any time. Three kinds of failure:
 
-- `Refusal`: the server refused the request; nothing was changed.
+- `Refusal` and `Denied`: the server refused the request; nothing was changed.
 - `SessionExpired` and `OutcomeUnknown`: the connection was lost while the request was in flight; it may or may not have
   been carried out. Reads can be repeated; after a write the caller has to read the current state.
 - any other `MetadataError`: nothing was sent.
@@ -73,6 +73,10 @@ class WrongVersion(Refusal):
 
 class NotEmpty(Refusal):
     """The znode to be deleted has children."""
+
+
+class Denied(MetadataError):
+    """The server's refusal of a request for another reason than the state of a znode: access rights, a quota."""
 
 
 class OutcomeUnknown(MetadataError):
@@ -220,9 +224,10 @@ class ZooKeeper(Protocol):
         Raises `NodeMissing`, `WrongVersion`, `NotEmpty`.
         """
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def multi(self, operations: Sequence[Operation], *, session: int | None = None) -> list[Outcome]:
         """Carry out all operations, or none. Returns the path for each `Create`, with the server's number if
-        sequential, and the new stat for each `SetData`. Raises the `Refusal` of the first refused operation.
+        sequential, and the new stat for each `SetData`. `session`: as for `delete`. Raises the `Refusal` of the first
+        refused operation.
         """
 
     def start_multi(self, operations: Sequence[Operation], answer: Answer) -> None:

@@ -33,6 +33,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Create,
     Credentials,
     Delete,
+    Denied,
     NodeExists,
     NodeMissing,
     NotEmpty,
@@ -136,6 +137,10 @@ def test_transactions_are_whole_and_name_the_refused_operation() -> None:
         assert isinstance(refused.value, WrongVersion)
         assert refused.value.index == 1
         assert await client.exists("/ledgers/a") is not None
+        ensemble.zookeeper.denied.add("/ledgers/a")
+        for request in (client.set("/ledgers/a", b""), client.multi([Check("/ledgers/a"), Delete("/ledgers")])):
+            with pytest.raises(Denied, match="denies access to /ledgers/a: authenticate"):
+                await request
         await client.close()
 
     play(body)
@@ -231,11 +236,13 @@ def test_closing_during_an_outage() -> None:
         later = asyncio.ensure_future(client.get("/ledgers"))
         transaction = asyncio.ensure_future(client.multi([SetData("/ledgers", b"x")]))
         await asyncio.sleep(0.5)
+        begun: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        client.start_multi([SetData("/ledgers", b"x")], begun)  # Closing comes before the first step of its task.
         began = asyncio.get_running_loop().time()
         await client.close()
         assert asyncio.get_running_loop().time() - began < 0.1
         late = asyncio.ensure_future(client.multi([SetData("/ledgers", b"x")]))
-        closed = ((each, ClientClosed) for each in (later, transaction, late))
+        closed = ((each, ClientClosed) for each in (later, transaction, begun, late))
         for request, expected in ((waiting, OutcomeUnknown), *closed):
             with pytest.raises(expected):
                 await request

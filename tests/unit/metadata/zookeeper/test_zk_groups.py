@@ -17,6 +17,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
     Check,
     Create,
+    Denied,
     NodeExists,
     NodeMissing,
     Operation,
@@ -148,6 +149,22 @@ def test_a_refusal_is_for_the_one_that_it_is_about() -> None:
         assert [each.path for each in refusals] == ["/a/parent/is/missing", "/a", "/a/first"]
         assert [type(each) for each in await outcomes_of(*same)] == [list, NodeExists]
         assert "/a/never" not in world.server.nodes
+
+    play(body)
+
+
+def test_denied_access_is_for_the_one_that_it_is_about() -> None:
+    async def body(world: World) -> None:
+        first = await world.begin()
+        good = [world.start(made(str(number))) for number in range(3)]
+        bad = world.start(made("secret"))
+        await settle()
+        world.server.denied.add("/a/secret")
+        world.zookeeper.release()
+        await first
+        assert await outcomes_of(*good) == [[f"/a/{number}"] for number in range(3)]
+        assert [type(each) for each in await outcomes_of(bad)] == [Denied]
+        assert await world.start(made("next")) == ["/a/next"]
 
     play(body)
 

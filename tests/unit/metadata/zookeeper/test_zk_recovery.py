@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import json
 import pathlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from tests.fakes.zookeeper import FakeZooKeeper, Node, Server
 
-from bookies.errors import MetadataCorrupt
+from bookies.errors import MetadataCorrupt, MetadataError, SessionExpired
 from bookies.metadata.interface.recovery_store import AuditKind, LedgerLock
 from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_layout import RecoveryPaths
-from bookies.metadata.zookeeper.zookeeper_port import Acl, Create, Delete, SetData
+from bookies.metadata.zookeeper.zookeeper_port import (
+    Acl,
+    Create,
+    Delete,
+    Operation,
+    Outcome,
+    OutcomeUnknown,
+    SetData,
+    Stat,
+)
 from bookies.model import BookieId
 from bookies.runtime import aio
 
@@ -55,13 +65,46 @@ def put(server: Server, nodes: Tree) -> None:
             server.apply([SetData(path, data)], 99)
 
 
+class BehindZooKeeper(FakeZooKeeper):
+    """After a lost answer its server is one that has not applied that change yet, until a read synchronizes.
+
+    `meanwhile`: called once after a lost answer. `checked`: called once after a znode's stat was read.
+    """
+
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    checked: Callable[[], Awaitable[object]] | None = None
+    _applied: dict[str, Node] | None = None  # None: everything
+
+    async def _change(self, operations: Sequence[Operation], only_in: int | None = None) -> tuple[int, list[Outcome]]:
+        before = copy.deepcopy(self.server.nodes) if self.server.lost_replies else None
+        try:
+            return await super()._change(operations, only_in)
+        except OutcomeUnknown:
+            self._applied = before
+            if (meanwhile := self.meanwhile) is not None:
+                self.meanwhile = None
+                await meanwhile()
+            raise
+
+    async def exists(self, path: str, *, sync: bool = False, watch: Callable[[], None] | None = None) -> Stat | None:
+        if sync:
+            self._applied = None
+        stat = await super().exists(path, sync=sync, watch=watch)
+        if self._applied is not None:
+            stat = self._applied[path].stat() if path in self._applied else None
+        if (checked := self.checked) is not None:
+            self.checked = None
+            await checked()
+        return stat
+
+
 class World:
     def __init__(self) -> None:
         self.server = Server(ROOT)
         self.drivers: list[ZooKeeperDriver] = []
 
-    async def driver(self) -> ZooKeeperDriver:
-        client = FakeZooKeeper(self.server)
+    async def driver(self, client: FakeZooKeeper | None = None) -> ZooKeeperDriver:
+        client = client or FakeZooKeeper(self.server)
         driver = ZooKeeperDriver("zk://fake/auto", client, aio.runtime(seed=1), ZkCluster(ROOT), lease_ms=2000)
         await driver.open()
         self.drivers.append(driver)
@@ -200,6 +243,90 @@ def test_what_is_no_mark_and_no_lock_is_left_alone() -> None:
         assert (mark.replicas, mark.ctime_ms) == ((), None)
         assert await driver.recovery.mark(6, [BK3], 7)
         assert world.server.nodes[f"{path}/{unreadable}"].data == b'replica: "bk-3"\nctime: 7\n'
+
+    play(body)
+
+
+# -- lost answers, and servers that lag behind -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["lost answer", "lost session"])
+def test_a_deletion_of_a_mark_spares_the_next_mark(how: str) -> None:
+    """Every new mark has ZooKeeper's version 0, so the version alone does not protect it."""
+
+    async def body(world: World) -> None:
+        client = BehindZooKeeper(world.server)
+        driver, other = await world.driver(client), await world.driver()
+        assert await other.recovery.mark(7, [BK1], 1)
+        lock = await lock_of(driver, 7)
+
+        async def mark_again() -> None:
+            assert await other.recovery.mark(7, [BK2], 2)
+
+        async def repair_and_mark_again() -> None:
+            client.expire()
+            with pytest.raises(SessionExpired):
+                await client.exists(ROOT)  # The next request is in a new session.
+            assert await other.recovery.done(await lock_of(other, 7))
+            await mark_again()
+
+        if how == "lost answer":
+            world.server.lost_replies = 1
+            client.meanwhile = mark_again
+        else:
+            client.checked = repair_and_mark_again
+        assert not await driver.recovery.done(lock)
+        mark = await other.recovery.mark_of(7)
+        assert mark is not None
+        assert mark.replicas == (BK2,)
+
+    play(body)
+
+
+def test_a_release_that_is_repeated_spares_the_next_lock() -> None:
+    async def body(world: World) -> None:
+        client = BehindZooKeeper(world.server)
+        driver, other = await world.driver(client), await world.driver()
+        assert await other.recovery.mark(7, [BK1], 1)
+        lock = await lock_of(driver, 7)
+        nodes, path = driver.recovery.nodes, RecoveryPaths(TOP).lock(7)
+        taken: list[LedgerLock] = []
+
+        async def lock_next() -> None:
+            taken.append(await lock_of(other, 7))
+
+        world.server.lost_replies = 1
+        client.meanwhile = lock_next
+        with pytest.raises(OutcomeUnknown):
+            await nodes.release(path, lock.session)
+        await nodes.release(path, lock.session)
+        assert other.recovery.is_held(taken[0])
+        assert await other.recovery.locked_ids() == [7]
+
+    play(body)
+
+
+def test_a_lock_that_was_taken_unnoticed_is_released_once_a_server_answers() -> None:
+    async def body(world: World) -> None:
+        client = BehindZooKeeper(world.server)
+        driver, other = await world.driver(client), await world.driver()
+        assert await other.recovery.mark(7, [BK1], 1)
+        assert await driver.recovery.is_enabled()
+        await other.recovery.unlock(await lock_of(other, 7))
+
+        async def fall_silent() -> None:
+            world.server.is_silent = True
+
+        world.server.lost_replies = 1
+        client.meanwhile = fall_silent
+        with pytest.raises(MetadataError, match="has answered"):
+            await driver.recovery.lock(7, "localhost", needs_mark=True)
+        path, released = RecoveryPaths(TOP).lock(7), asyncio.Event()
+        assert path in world.server.nodes
+        world.server.watch(path, False, client, released.set)
+        world.server.is_silent = False
+        await released.wait()
+        assert await lock_of(other, 7)
 
     play(body)
 
