@@ -6,7 +6,7 @@
    copy, by compare-and-swap.
 3. With `delete_after`: copies of that age are read again completely. Then the record gets a second label, which lets
    the bookies delete the entries. From then on readers use the files.
-4. Directories that no record names, and that were not written to for `sweep_after`, are deleted.
+4. Directories of this job that no record names, and that were not written to for `sweep_after`, are deleted.
 
 A run that stops leaves each ledger unchanged or offloaded; repeated, it continues. Two concurrent runs make two copies,
 and the record names the first; the other one is swept. Source: spark 5.3.
@@ -151,8 +151,10 @@ def attempt_of(record: LedgerMetadata, cluster: str, run_id: str) -> str:
 
     A record that refuses swept attempts gets another name.
     """
+    from bookies.spark.write.tier import offload_name
+
     identity = f"{cluster} {record.ledger_id} {record.ctime_ms} {record.length}{swept_of(record)}".encode()
-    return f"{run_id}-{crc32c(identity):08x}"
+    return offload_name(run_id, crc32c(identity))
 
 
 def is_of_run(record: LedgerMetadata, cluster: str, run_id: str) -> bool:
@@ -355,7 +357,7 @@ def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: 
     from bookies.spark.write import tier
 
     before = common.now_ms() / 1000 - after_s
-    old = [attempt for attempt in tier.attempts(to, cluster) if attempt.changed_s <= before]
+    old = [one for one in tier.attempts(to, cluster, tier.OFFLOAD_DIGITS) if one.changed_s <= before]
     lost = common.ask(config.uri, _lost(old, is_dry=is_dry)) if old else []
     rows = []
     for attempt in lost:
