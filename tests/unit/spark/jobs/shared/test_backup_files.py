@@ -15,7 +15,7 @@ from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.backup import FORMAT, Contents, LedgerCopy, RunManifest, end_name
 from bookies.spark.jobs.backup import _check_new, _confirm
 from bookies.spark.jobs.offload import attempt_of
-from bookies.spark.jobs.shared import backup_files
+from bookies.spark.jobs.shared import backup_files, common
 from bookies.spark.jobs.shared.backup_files import (
     DumpFile,
     complete_copy,
@@ -31,6 +31,8 @@ from bookies.spark.jobs.shared.backup_files import (
     write_contents,
     write_manifest,
 )
+from bookies.spark.jobs.shared.common import JobConfig
+from bookies.spark.jobs.verify import OPTIONS, chosen_for, items_of, rows_of
 from bookies.spark.write import tier
 
 
@@ -250,6 +252,22 @@ def test_a_dump_that_is_not_finished_leaves_nothing(root: str) -> None:
     dump.discard()
     dump.discard()
     assert list(pathlib.Path(root, "run-monday").iterdir()) == []
+
+
+def test_a_repeated_verification_does_not_take_one_backup_run_for_another(root: str) -> None:
+    def asked(**options: Any) -> JobConfig:
+        return common.checked(JobConfig("", "v", options={"backup": root.rpartition("/")[0], **options}), OPTIONS)
+
+    written(root, "monday", 5, copied(root, "one"))
+    config, place, monday = chosen_for(asked())
+    assert (config.options["backup_run"], place, monday.run) == ("monday", root, "monday")
+    written(root, "tuesday", 6, copied(root, "two"))
+    [before], [after] = (items_of(contents_of(root, run).copies) for run in (monday, chosen_for(asked())[2]))
+    totals = [(before.name, common.DONE, 1, 10, ""), (after.name, common.FAILED, 0, 0, "damaged")]
+    assert rows_of("v", [before], totals) == [("v", 5, common.DONE, 1, 10, "")]
+    assert rows_of("v", [after], totals) == [("v", 5, common.FAILED, 0, 0, "damaged")]
+    # A run is repeated only with the parameters that it was begun with.
+    assert chosen_for(asked())[0].options != config.options == chosen_for(asked(backup_run="monday"))[0].options
 
 
 def test_files_of_a_copy_are_read_without_the_cluster(root: str) -> None:
