@@ -3,11 +3,11 @@
     TO/CLUSTER/ledger-ID/ATTEMPT/part-FIRST.parquet     entries from FIRST on
     TO/CLUSTER/ledger-ID/ATTEMPT/_index.json            what each row group holds
 
-A part is written under a temporary name, which readers ignore, and renamed when it is complete. Its name depends only
-on the ledger, and its rows too, but not its row groups: a task that runs again must not follow the commit. A directory counts only if the
-ledger's record names it; otherwise it is a lost attempt. Backups have the same layout, perhaps in the same place. The
-digits at the end of ATTEMPT tell whose it is, so neither job deletes the other's files. All calls block. Source: spark
-5.3.
+A part is written under a temporary name, which readers ignore, and renamed when it is complete. Its name and its rows
+depend only on the ledger; its row groups do not, so a task must not run again after the commit. A directory counts only
+if the ledger's record names it; otherwise it is a lost attempt. Backups have the same layout, perhaps in the same
+place. The digits at the end of ATTEMPT tell whose it is, so neither job deletes the other's files. All calls block.
+Source: spark 5.3.
 """
 
 from __future__ import annotations
