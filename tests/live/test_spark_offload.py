@@ -299,7 +299,8 @@ def test_lost_attempts_are_swept_and_named_ones_stay(
         with pytest.raises(Crash):
             offload.job(spark, config(cluster, tmp_path, ledgers, run_id="lost"))
     offload.job(spark, config(cluster, tmp_path, ledgers, run_id="good"))
-    lost = [each for each in tier.attempts(str(tmp_path), cluster_of(tmp_path)) if each.attempt.startswith("lost")]
+    copies = (str(tmp_path), cluster_of(tmp_path), tier.OFFLOAD_DIGITS)
+    lost = [each for each in tier.attempts(*copies) if each.attempt.startswith("lost")]
     assert len(lost) >= 2
     dry = offload.job(spark, config(cluster, tmp_path, ledgers, run_id="x", sweep_after="0s", mode=common.DRY_RUN))
     assert set(outcomes(dry).values()) == {"would be swept"}
@@ -307,7 +308,7 @@ def test_lost_attempts_are_swept_and_named_ones_stay(
     for ledger_id in ledgers:
         assert entries(store, ledger_id, "offloaded") == entries(store, ledger_id, "bookies")
     named = {offload_of(store.metadata(each)).attempt for each in ledgers}  # type: ignore[union-attr]
-    assert {each.attempt for each in tier.attempts(str(tmp_path), cluster_of(tmp_path))} == named
+    assert {each.attempt for each in tier.attempts(*copies)} == named
 
 
 def test_parts_that_were_swept_before_the_commit_are_written_again(

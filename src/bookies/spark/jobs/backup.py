@@ -286,7 +286,7 @@ class BackUpLedger(Struct, frozen=True):
         from bookies.spark.write import tier
 
         files = runtime.worker().files()
-        attempt = tier.attempt_name(self.run_id)
+        attempt = tier.backup_name(self.run_id)
         directory = f"{backup_files.ledger_directory(self.root, record.ledger_id)}{attempt}"
         parts = await copying.written_files(tools, record.ledger_id, 0, record.last_entry_id, directory)
         index, content = tier.index_of(record.ledger_id, attempt, parts)

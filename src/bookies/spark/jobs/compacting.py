@@ -7,8 +7,9 @@
    not written: a tombstone must not go before the records that it deletes.
 
 A run that stops before 3 has changed nothing. Repeated, with output, it searches again, and keeps the ledgers that it
-has written if the same entries go: with other ones a record could stay whose tombstone goes. `bk log reap` deletes
-ledgers that no run swaps in. Source: docs/explanation/logs.md, "Compaction".
+has written if the same entries go: with other ones a record could stay whose tombstone goes. A ledger that only has the
+id of one of them, as in a cluster that was restored, is not swapped in. `bk log reap` deletes ledgers that no run swaps
+in. Source: docs/explanation/logs.md, "Compaction".
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from bookies.client.log.retaining import SWAP_EXTENTS
 from bookies.config import ClientConfig
 from bookies.encoding.envelope import parse_record
 from bookies.errors import InvalidArgument, LedgerNotFound, LogTruncated, MetadataCorrupt
-from bookies.model import BookieId, Ensemble
+from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.log.compaction import Rewritten
 from bookies.protocol.log.kept import pack_kept, parse_kept
 from bookies.protocol.log.log_model import Extent, check_log_name
 from bookies.protocol.log.sequences import number_of
+from bookies.protocol.log.transaction import label
 from bookies.spark.base import runtime
 from bookies.spark.base.arrow import schema_of_ddl
 from bookies.spark.jobs.complete import Complete
@@ -84,9 +86,8 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         scan = Scan(config.uri, name, basis, common.rate_of(spark, config))
         going = going_of(spark, records_of(spark, config, items, scan), basis.expired)
         items = [item_of(extent, *going[seq]) for seq, extent in extents.items() if seq in going]
-    existing = set(common.ask(config.uri, common.ledger_ids)) if config.directory else set()
     work = Rewrite(name, extents, config.mode == common.DRY_RUN)
-    run = common.execute(spark, config, "compact", items, work, lambda _, detail: detail.get("ledger") in existing)
+    run = common.execute(spark, config, "compact", items, work, _still_there(config.uri, name))
     if config.mode == common.PLAN:
         return Complete.planned("compact", run)
     rows, rewritten = outcomes_of(items, extents, {name: result for name, *result in run.details()})
@@ -132,6 +133,36 @@ async def _basis_of(client: Client, name: str, age_s: float) -> tuple[Compaction
     async for group in client.administration().records([extent.storage for extent in basis.extents]):
         bookies |= {stored.metadata.ledger_id: stored.metadata.last_ensemble for stored in group}
     return basis, bookies
+
+
+def _still_there(uri: str, log: str) -> common.Holds:
+    """Return a check that a ledger that an earlier attempt wrote still exists."""
+    worker = runtime.worker()
+
+    async def is_there(detail: Mapping[str, Any]) -> bool:
+        return await is_written(await worker.client(uri, ClientConfig()), log, detail)
+
+    return lambda _, detail: worker.run(is_there(detail))
+
+
+async def is_written(client: Client, log: str, detail: Mapping[str, Any]) -> bool:
+    """Report whether a ledger is, from its beginning to its end, the one that a result describes.
+
+    False also for results of earlier versions, which have only its id.
+    """
+    if "attempt" not in detail:
+        return False
+    try:
+        record = await client.metadata(detail["ledger"])
+    except LedgerNotFound:
+        return False
+    known = {name: detail[name] for name in ("attempt", "last", "length")}
+    return record.is_closed and label(record, "log") == log and _identity(record) == known
+
+
+def _identity(record: LedgerMetadata) -> dict[str, Any]:
+    """Return what tells a written ledger from others with its id. The label is of 64 random bits."""
+    return {"attempt": label(record, "attempt"), "last": record.last_entry_id, "length": record.length}
 
 
 async def _swap(client: Client, name: str, rewritten: Sequence[Rewritten]) -> None:
@@ -297,9 +328,10 @@ class Rewrite(Struct, frozen=True):
                 await tools.spent(targets, written)
 
             written = await compactor.written(extent, goes, moved)
+            record = await tools.client.metadata(written.ledger_id)
         except LedgerNotFound:
             # A repetition tries again, because it plans only listed extents: perhaps the new ledger was reaped.
             return Outcome(common.FAILED, {"error": "it was truncated or compacted meanwhile: repeat the run"})
         # What a truncation of a compacted extent leaves is known only after it was read.
-        detail |= {"ledger": written.ledger_id, "entries": written.kept, "bytes": written.size}
+        detail |= {"ledger": written.ledger_id, "entries": written.kept, "bytes": written.size, **_identity(record)}
         return Outcome(common.DONE, detail)

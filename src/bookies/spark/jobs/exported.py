@@ -3,14 +3,16 @@
     DIR/_export.json     while the export is running: the run and its source
     DIR/_manifest.json   when it is complete: the same, and for each file: rows, bytes, CRC of the entries, SHA-256
 
-A directory holds one export. The run that began it may be repeated, and replaces its own files. Other runs are
-refused, and so is the import of an incomplete export. All calls block, and raise OSError. Source: spark 5.4.
+A directory holds one export. The run that began it may be repeated, and replaces its own files, but only while the
+source still has their entries: otherwise they may be the only copy. Other runs are refused, and so is the import of an
+incomplete export. All calls block, and raise OSError. Source: spark 5.4.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,12 +24,18 @@ from bookies.spark.write import tier
 
 MANIFEST, MARK = "_manifest.json", "_export.json"
 IDENTITY = ("run", "cluster", "source", "format")
+_own = re.compile(
+    r"part-(?P<extent>\d{8,})-(?P<entry>\d{12,})\.[a-z]+|_part-\d{8,}-\d{12,}\.[a-z]+\.(?P<rest>[0-9a-f]{32})"
+).fullmatch  # `rest`: of a temporary name
 
 
-def claim(to: str, identity: Mapping[str, str], *, is_dry: bool = False) -> None:
+def claim(to: str, identity: Mapping[str, str], starts: Mapping[int, tuple[int, int]], *, is_dry: bool = False) -> None:
     """Claim the directory for this export, or continue it. `is_dry`: only check.
 
-    Raises `InvalidArgument` if it belongs to another export.
+    `identity`: `IDENTITY`, and the `token` of a log, which manifests of earlier versions lack. `starts`: ledger and
+    first entry of each extent, by number.
+
+    Raises `InvalidArgument` if it belongs to another export, or has entries that are not exported this time.
     """
     system, path = tier.system_of(to)
     owner = _content(system, f"{path}/{MARK}") or _content(system, f"{path}/{MANIFEST}")
@@ -35,6 +43,17 @@ def claim(to: str, identity: Mapping[str, str], *, is_dry: bool = False) -> None
         raise InvalidArgument(
             f"directory {to} has an export of {owner.get('source')} as {owner.get('format')}, of run "
             f"{owner.get('run', 'unknown')}: choose another directory, or delete this one"
+        )
+    if owner is not None and "token" in owner and owner["token"] != identity.get("token"):
+        raise InvalidArgument(
+            f"directory {to} has an export of an earlier log {identity['source']}, which was deleted: choose another "
+            "directory, or delete this one"
+        )
+    if owner is not None and (left := _left_out(_parts(system, path), owner, starts)):
+        more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
+        raise InvalidArgument(
+            f"directory {to} has {left[0]}{more}, with entries that {identity['source']} no longer has, so nothing was "
+            "changed: export to another directory under another run id, or move these files away and repeat the run"
         )
     if owner is None and (files := _parts(system, path)):
         raise InvalidArgument(
@@ -45,6 +64,20 @@ def claim(to: str, identity: Mapping[str, str], *, is_dry: bool = False) -> None
         system.create_dir(path, recursive=True)
         _put(system, path, MARK, identity)
         _delete(system, [f"{path}/{MANIFEST}"])
+
+
+def _left_out(files: Sequence[Any], owner: Mapping[str, Any], starts: Mapping[int, tuple[int, int]]) -> list[str]:
+    """Return the complete files whose entries are not all exported this time. `owner`, `starts`: as in `claim`."""
+    ledgers = {file["file"]: file.get("ledger") for file in owner.get("files", ())}
+    left = []
+    for name in [str(info.base_name) for info in files]:
+        if (part := _own(name)) is None or part["rest"]:
+            continue
+        ledger_id, first = starts.get(int(part["extent"]), (None, 0))
+        # Manifests of earlier versions have no token: another ledger of this number is of another log.
+        if ledger_id is None or ledgers.get(name) not in (None, ledger_id) or int(part["entry"]) < first:
+            left.append(name)
+    return left
 
 
 def leave(to: str) -> None:
@@ -86,7 +119,10 @@ def _difference(system: Any, info: Any, written: Mapping[str, Any]) -> str | Non
 
 
 def write_manifest(to: str, identity: Mapping[str, str], *, is_envelope: bool, files: Sequence[dict[str, Any]]) -> None:
-    """Write which entries each file has, in order, and delete files that earlier attempts of the run left."""
+    """Write which entries each file has, in order, and delete files that earlier attempts of the run left.
+
+    Files with other names than an export gives stay.
+    """
     files = sorted(files, key=lambda file: str(file["file"]))
     content = {
         **identity,
@@ -97,7 +133,8 @@ def write_manifest(to: str, identity: Mapping[str, str], *, is_envelope: bool, f
     }
     system, path = tier.system_of(to)
     named = {file["file"] for file in files}
-    _delete(system, [file.path for file in _parts(system, path) if file.base_name not in named])
+    old = [file for file in _parts(system, path) if _own(file.base_name) and file.base_name not in named]
+    _delete(system, [file.path for file in old])
     _put(system, path, MANIFEST, content)
     _delete(system, [f"{path}/{MARK}"])
 

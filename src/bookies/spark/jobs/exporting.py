@@ -4,8 +4,8 @@
     DIR/_manifest.json               for each file: rows, bytes, the CRC of the entries, the SHA-256 of the file
 
 An open ledger is exported up to its last add confirmed. A file gets its name only when it is complete, and the manifest
-is written last. A run that stopped continues with the missing files. A directory with another export is refused.
-Source: spark 5.4.
+is written last. A run that stopped continues with the missing files. A directory with another export is refused, and
+so is one with entries that the log no longer has. Source: spark 5.4.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument(f"file_size={config.options['file_size']}: must be 1 or more")
     common.refuse_speculation(spark)
     to = tier.absolute(str(to))
-    is_envelope, pieces = common.ask(config.uri, lambda client: pieces_of(client, str(source)))
+    token, is_envelope, pieces = common.ask(config.uri, lambda client: pieces_of(client, str(source)))
     if is_envelope and file_format != "parquet":
         raise InvalidArgument(
             f"log {source} has records with key, headers and timestamp, which {file_format} cannot hold: export it "
@@ -78,7 +78,10 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     items = [item for piece in pieces for item in items_of(piece, to, file_format, config.options["file_size"] << 20)]
     cluster = common.ask(config.uri, lambda client: client.administration().instance_id())
     identity = {"run": config.run_id, "cluster": cluster, "source": str(source), "format": file_format}
-    claim(to, identity, is_dry=config.mode != common.RUN)
+    if token is not None:
+        identity["token"] = token
+    starts = {piece.seq: (piece.ledger_id, piece.first) for piece in pieces}
+    claim(to, identity, starts, is_dry=config.mode != common.RUN)
     work = Export(file_format, is_envelope, config.mode == common.DRY_RUN)
     run = common.execute(spark, config, "export", items, work, _still_there(to, items))
     if config.mode == common.PLAN:
@@ -119,14 +122,17 @@ class Piece(Struct, frozen=True):
     stored: Stored | None = None
 
 
-async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
-    """Return whether the entries are envelopes, and the readable pieces. Raises `LogNotFound`, `LedgerNotFound`."""
+async def pieces_of(client: Client, source: str) -> tuple[str | None, bool, list[Piece]]:
+    """Return the token of the log, whether the entries are envelopes, and the readable pieces.
+
+    Raises `LogNotFound`, `LedgerNotFound`.
+    """
     if set(source) <= set("0123456789,- "):
         pieces = []
         for number, ledger_id in enumerate(ledger_selection.numbers_of(source)):
             last, size, _ = await _end(client, ledger_id)
             pieces.append(Piece(number, ledger_id, 0, last, size, None))
-        return False, pieces
+        return None, False, pieces
     names = ledger_selection.logs_of(source)
     if len(names) > 1:
         raise InvalidArgument(f"{source!r} are {len(names)} logs: export one at a time, each to a directory of its own")
@@ -147,7 +153,7 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
         row += last - extent.first + 1
         if not is_sealed:
             break  # Later extents may be read only once this one has its end.
-    return manifest.record_format == ENVELOPE, pieces
+    return manifest.token, manifest.record_format == ENVELOPE, pieces
 
 
 async def _end(client: Client, ledger_id: int) -> tuple[int, int, bool]:

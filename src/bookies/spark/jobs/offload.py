@@ -6,7 +6,7 @@
    copy, by compare-and-swap.
 3. With `delete_after`: copies of that age are read again completely. Then the record gets a second label, which lets
    the bookies delete the entries. From then on readers use the files.
-4. Directories that no record names, and that were not written to for `sweep_after`, are deleted.
+4. Directories of this job that no record names, and that were not written to for `sweep_after`, are deleted.
 
 A run that stops leaves each ledger unchanged or offloaded; repeated, it continues. Two concurrent runs make two copies,
 and the record names the first; the other one is swept. Source: spark 5.3.
@@ -91,14 +91,16 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     run = common.execute(spark, config, "offload", items, CopyPart(is_dry), _still_there(directories))
     if config.mode == common.PLAN:
         return Complete.planned("offload", run)
-    rows = _failed_parts(run)
+    # Read once: without output Spark may carry out lost items again, and a copy must not be written after its commit.
+    details = run.details()
+    rows = _failed_parts(details)
     if is_dry:
         rows += [
             (ledger.ledger_id, "would offload", ledger.last_entry_id + 1, ledger.length, 0, to, "") for ledger in due
         ]
     else:
-        rows += _committed(spark, config, run, {ledger.ledger_id: ledger for ledger in due}, to, cluster)
-        rows += _earlier(run, [ledger for ledger in records if is_of_run(ledger, cluster, config.run_id)])
+        rows += _committed(spark, config, details, {ledger.ledger_id: ledger for ledger in due}, to, cluster)
+        rows += _earlier(details, [ledger for ledger in records if is_of_run(ledger, cluster, config.run_id)])
     rows += _forgotten(spark, config, records, times["delete_after"])
     rows += _swept(config, to, cluster, times["sweep_after"], is_dry=is_dry)
     copies = sorted((config.run_id, *row) for row in rows)
@@ -151,8 +153,10 @@ def attempt_of(record: LedgerMetadata, cluster: str, run_id: str) -> str:
 
     A record that refuses swept attempts gets another name.
     """
+    from bookies.spark.write.tier import offload_name
+
     identity = f"{cluster} {record.ledger_id} {record.ctime_ms} {record.length}{swept_of(record)}".encode()
-    return f"{run_id}-{crc32c(identity):08x}"
+    return offload_name(run_id, crc32c(identity))
 
 
 def is_of_run(record: LedgerMetadata, cluster: str, run_id: str) -> bool:
@@ -165,7 +169,7 @@ def is_of_run(record: LedgerMetadata, cluster: str, run_id: str) -> bool:
 
 
 class CopyPart(Struct, frozen=True):
-    """Copy of one part of a ledger to files, which are read back."""
+    """Copy of one part of a ledger to files, which are read back. Files that the ledger's record names stay."""
 
     is_dry: bool = False
 
@@ -175,6 +179,9 @@ class CopyPart(Struct, frozen=True):
         if last < first or self.is_dry:
             return Outcome(common.DONE, {"parts": []})
         try:
+            existing = offload_of(await tools.client.metadata(ledger_id))
+            if existing is not None and existing.uri == arguments["directory"]:
+                return Outcome(common.FAILED, {"error": "another attempt of this run has offloaded it: repeat the run"})
             parts = await copying.written_files(tools, ledger_id, first, last, arguments["directory"])
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
@@ -253,6 +260,7 @@ def _checked(record: LedgerMetadata) -> Offload:
 # -- on the driver ---------------------------------------------------------------------------------------------------
 
 Row = tuple[int, str, int, int, int, str, str]
+Detail = tuple[str, str, dict[str, Any]]  # of an item: name, outcome, detail
 
 
 def _still_there(directories: Mapping[str, str]) -> common.Holds:
@@ -266,21 +274,21 @@ def _still_there(directories: Mapping[str, str]) -> common.Holds:
     return holds
 
 
-def _failed_parts(run: Run) -> list[Row]:
+def _failed_parts(details: Sequence[Detail]) -> list[Row]:
     rows = []
-    for name, outcome, detail in run.details():
+    for name, outcome, detail in details:
         if outcome != common.DONE:
             rows.append((int(name.partition(":")[0]), outcome, 0, 0, 0, "", str(detail.get("error", ""))))
     return list(dict.fromkeys(rows))
 
 
-def _earlier(run: Run, records: Sequence[LedgerMetadata]) -> list[Row]:
+def _earlier(details: Sequence[Detail], records: Sequence[LedgerMetadata]) -> list[Row]:
     """Return the rows of ledgers that an earlier attempt of this run has offloaded. `records`: theirs.
 
     The number of files is known only with an output directory.
     """
     files: Counter[int] = Counter()
-    for name, _, detail in run.details():
+    for name, _, detail in details:
         files[int(name.partition(":")[0])] += len(detail.get("parts", ()))
     copies = [(record.ledger_id, offload_of(record)) for record in records]
     return [
@@ -291,14 +299,14 @@ def _earlier(run: Run, records: Sequence[LedgerMetadata]) -> list[Row]:
 
 
 def _committed(
-    spark: Any, config: JobConfig, run: Run, due: dict[int, LedgerMetadata], to: str, cluster: str
+    spark: Any, config: JobConfig, details: Sequence[Detail], due: dict[int, LedgerMetadata], to: str, cluster: str
 ) -> list[Row]:
     """Name the copies whose parts are complete in their ledgers' records."""
     from bookies.spark.write.tier import directory_of
 
     parts: dict[int, list[Any]] = {}
     broken: dict[int, None] = {}
-    for name, outcome, detail in run.details():
+    for name, outcome, detail in details:
         ledger_id = int(name.partition(":")[0])
         if outcome != common.DONE:
             broken[ledger_id] = None
@@ -355,7 +363,7 @@ def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: 
     from bookies.spark.write import tier
 
     before = common.now_ms() / 1000 - after_s
-    old = [attempt for attempt in tier.attempts(to, cluster) if attempt.changed_s <= before]
+    old = [one for one in tier.attempts(to, cluster, tier.OFFLOAD_DIGITS) if one.changed_s <= before]
     lost = common.ask(config.uri, _lost(old, is_dry=is_dry)) if old else []
     rows = []
     for attempt in lost:

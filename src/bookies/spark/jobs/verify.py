@@ -2,7 +2,8 @@
 
 The metadata and the list of ledgers must have the digests in the manifest, and the files of every copy its entries, by
 number, bytes and CRC. With `in_cluster` the ledgers of a cluster are read instead of the files: of one that was
-restored from the backup, or of the source. Source: spark 5.3.
+restored from the backup, or of the source. A repeated run is one of the same backup run, also if a later one is the
+latest now. Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -54,23 +55,44 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument("option backup is missing: give the directory or URI of a backup")
     from bookies.spark.jobs.shared import backup_files
 
-    to, cluster = backup_files.root_of(str(config.options["backup"]))
-    root = f"{to}/{cluster}"
-    chosen = backup_files.run_of(root, config.options["backup_run"])
-    copies = backup_files.contents_of(root, chosen).copies
+    config, root, chosen = chosen_for(config)
+    items = items_of(backup_files.contents_of(root, chosen).copies)
     if not needs_cluster(config.options):
         config = replace(config, uri=NO_CLUSTER)
         lines = sum(1 for _ in backup_files.metadata_of(root, chosen))
     else:
         lines = 0
-    items = [Item(str(copy.ledger), copy.bytes, (), json.dumps(to_builtins(copy))) for copy in copies]
     work = VerifyCopy(root, in_cluster=bool(config.options["in_cluster"]))
     run = common.execute(spark, config, "verify", items, work)
     if config.mode == common.PLAN:
         return Complete.planned("verify", run)
-    rows: list[tuple[Any, ...]] = sorted((config.run_id, int(name), *totals) for name, *totals in run.totals())
+    rows = rows_of(config.run_id, items, run.totals())
     frame = common.save(common.frame_of(spark, rows, VERIFIED), config, "verified")
     return Complete(frame, _report(config, rows, chosen, lines))
+
+
+def chosen_for(config: JobConfig) -> tuple[JobConfig, str, RunManifest]:
+    """Return the configuration with the name of the backup run, the directory of its cluster, and the run.
+
+    Raises `InvalidArgument`, `NotSupported`.
+    """
+    from bookies.spark.jobs.shared import backup_files
+
+    to, cluster = backup_files.root_of(str(config.options["backup"]))
+    root = f"{to}/{cluster}"
+    chosen = backup_files.run_of(root, config.options["backup_run"])
+    return replace(config, options={**config.options, "backup_run": chosen.run}), root, chosen
+
+
+def items_of(copies: Sequence[LedgerCopy]) -> list[Item]:
+    """Return an item for each copy. Another copy of the same ledger has another name."""
+    return [Item(f"{copy.ledger}:{copy.attempt}", copy.bytes, (), json.dumps(to_builtins(copy))) for copy in copies]
+
+
+def rows_of(run_id: str, items: Sequence[Item], totals: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return a row for each copy of the run. `totals`: results by item, perhaps with those of other copies."""
+    names = {item.name for item in items}
+    return sorted((run_id, int(name.partition(":")[0]), *rest) for name, *rest in totals if name in names)
 
 
 class VerifyCopy(Struct, frozen=True):

@@ -3,13 +3,16 @@
     TO/CLUSTER/ledger-ID/ATTEMPT/part-FIRST.parquet     entries from FIRST on
     TO/CLUSTER/ledger-ID/ATTEMPT/_index.json            what each row group holds
 
-A part is written under a temporary name, which readers ignore, and renamed when it is complete. Its name and content
-depend only on the ledger, so a task that runs twice writes the same file twice. A directory counts only if the
-ledger's record names it; otherwise it is a lost attempt. All calls block. Source: spark 5.3.
+A part is written under a temporary name, which readers ignore, and renamed when it is complete. Its name and its rows
+depend only on the ledger; its row groups do not, so a task must not run again after the commit. A directory counts only
+if the ledger's record names it; otherwise it is a lost attempt. Backups have the same layout, perhaps in the same
+place. The digits at the end of ATTEMPT tell whose it is, so neither job deletes the other's files. All calls block.
+Source: spark 5.3.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
@@ -34,6 +37,7 @@ from bookies.spark.base.files import system_of as system_of
 GROUP_SIZE = 8 << 20  # bytes of payload: read even for a single entry
 FILE_SIZE_MAX = 512 << 20
 COMPRESSION = "zstd"
+OFFLOAD_DIGITS, BACKUP_DIGITS = 8, 12  # hexadecimal, after the last dash of an attempt's name
 SCHEMA = pa.schema(
     [
         pa.field("entry_id", pa.int64(), nullable=False),
@@ -259,8 +263,9 @@ class Attempt(Struct, frozen=True):
     changed_s: float
 
 
-def attempts(to: str, cluster: str) -> Iterator[Attempt]:
-    """Yield all directories of copies of a cluster's ledgers."""
+def attempts(to: str, cluster: str, digits: int) -> Iterator[Attempt]:
+    """Yield the directories of copies of a cluster's ledgers that one job wrote. `digits`: at the end of its names."""
+    is_own = re.compile(rf".+-[0-9a-f]{{{digits}}}").fullmatch
     system, path = system_of(f"{to}/{cluster}")
     selector = pa.fs.FileSelector(path, allow_not_found=True)
     for ledger in sorted(system.get_file_info(selector), key=lambda info: str(info.path)):
@@ -268,7 +273,7 @@ def attempts(to: str, cluster: str) -> Iterator[Attempt]:
         if ledger.type is not pa.fs.FileType.Directory or not number.isdigit():
             continue
         for info in system.get_file_info(pa.fs.FileSelector(ledger.path)):
-            if info.type is pa.fs.FileType.Directory:
+            if info.type is pa.fs.FileType.Directory and is_own(info.base_name):
                 yield Attempt(int(number), info.base_name, info.path, changed_s(system, info))
 
 
@@ -284,9 +289,14 @@ def delete_attempt(to: str, attempt: Attempt) -> None:
     system.delete_dir(attempt.path)
 
 
-def attempt_name(run_id: str) -> str:
-    """Return a name that no other attempt has."""
-    return f"{run_id}-{uuid.uuid4().hex[:12]}"
+def backup_name(run_id: str) -> str:
+    """Return a name of an attempt of a backup that no other attempt has."""
+    return f"{run_id}-{uuid.uuid4().hex[:BACKUP_DIGITS]}"
+
+
+def offload_name(run_id: str, crc: int) -> str:
+    """Return the name of an attempt of an offload. `crc`: of what it copies."""
+    return f"{run_id}-{crc:0{OFFLOAD_DIGITS}x}"
 
 
 def directory_of(to: str, cluster: str, ledger_id: int, attempt: str) -> str:

@@ -18,7 +18,7 @@ from bookies.protocol.log.compaction import Rewritten
 from bookies.protocol.log.kept import pack_kept
 from bookies.protocol.log.log_model import Extent
 from bookies.spark.jobs import compacting
-from bookies.spark.jobs.compacting import Rewrite, outcomes_of
+from bookies.spark.jobs.compacting import Rewrite, is_written, outcomes_of
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
@@ -57,6 +57,33 @@ def test_extents_are_written_without_what_goes_and_swapped_in() -> None:
         late = await Rewrite("orders", by_number, is_dry=False).carry_out(tools, items[0])
         assert late == Outcome(common.FAILED, {"error": "it was truncated or compacted meanwhile: repeat the run"})
         assert late.outcome in common.UNFINISHED
+
+    play(main, 3)
+
+
+def test_a_repeated_run_swaps_in_only_ledgers_that_it_has_written() -> None:
+    """In a cluster that was restored, the id may be of another ledger, or of one that was restored in part."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        extent, other, _ = await written(client.log("orders"))
+        work = Rewrite("orders", {extent.seq: extent, other.seq: other}, is_dry=False)
+        first, second = [
+            (await work.carry_out(Tools(client, {}, None), work_on(one, 0))).detail for one in (extent, other)
+        ]
+        assert await is_written(client, "orders", first)
+        assert await is_written(client, "orders", second)
+        foreign = [
+            first | {"ledger": second["ledger"]},
+            first | {"ledger": extent.ledger_id},
+            first | {"ledger": 12345},
+            first | {"last": first["last"] + 1},
+            first | {"length": first["length"] + 1},
+            {name: first[name] for name in ("ledger", "entries", "bytes", "removed")},  # of an earlier version
+            {"removed": 1, "entries": 1},  # of a dry run
+        ]
+        assert not any([await is_written(client, "orders", detail) for detail in foreign])
+        assert not await is_written(client, "returns", first)
 
     play(main, 3)
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.fakes.offloaded import GIVEN_UP, URI, give_up
+from tests.fakes.offloaded import GIVEN_UP, URI, give_up, named
 from tests.fakes.world import World, in_world, play
 from tests.unit.client.repair.test_administration import assert_replicated, remove, written
 
@@ -16,7 +16,7 @@ from bookies.client.client import Client
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.offload import is_given_up, offload_of
 from bookies.protocol.quorums.quorum import stores
-from bookies.spark.jobs import reconcile, repair, restore, scrub, usage
+from bookies.spark.jobs import offload, reconcile, repair, restore, scrub, usage
 from bookies.spark.jobs.shared.common import CarryOut, Outcome, Tools
 from bookies.spark.jobs.shared.findings import Finding, Repair, one_by_bookie, repairs_of
 from bookies.spark.jobs.shared.packing import Item
@@ -151,6 +151,18 @@ async def test_what_bookies_forget_while_it_is_scrubbed_is_no_finding(
     monkeypatch.setattr(tools.administration, "scan_replica", late)
     outcome, detail = await scrub.ScrubWork(3).carry_out(tools, item)
     assert (outcome, detail["findings"], detail["offloaded"]) == ("done", [], ledger_id)
+
+
+@in_world()
+async def test_a_task_that_runs_again_after_the_commit_leaves_the_files(world: World) -> None:
+    """Spark repeats tasks whose results it has lost, and their files may have other row groups."""
+    store = await world.client()
+    record = await store.metadata(await written(store, 4))
+    await give_up(store.administration(), record.ledger_id, named)
+    arguments = {"ledger": record.ledger_id, "first": 0, "last": 3, "directory": URI}
+    item = Item(f"{record.ledger_id}:0", 4, (), json.dumps(arguments))
+    outcome, detail = await offload.CopyPart().carry_out(await tools_of(store), item)
+    assert (outcome, detail) == ("failed", {"error": "another attempt of this run has offloaded it: repeat the run"})
 
 
 @pytest.mark.parametrize("is_given_back", [False, True])

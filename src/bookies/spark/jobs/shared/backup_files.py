@@ -312,13 +312,15 @@ def _announcements(system: Any, path: str) -> dict[str, list[str]]:
 def delete_leftovers(to: str, cluster: str, before_s: float) -> None:
     """Delete what no complete run has: copies, and runs without a manifest, not written to since `before_s`.
 
-    Other runs may end meanwhile. `before_s`: seconds since 1970.
+    Copies that `offload` wrote to the same place stay. Other runs may end meanwhile. `before_s`: seconds since 1970.
     """
     root = f"{to}/{cluster}"
     system, path = tier.system_of(root)
     used = _used(root)
     doomed = [
-        attempt.path.removeprefix(f"{path}/") for attempt in tier.attempts(to, cluster) if attempt.changed_s <= before_s
+        attempt.path.removeprefix(f"{path}/")
+        for attempt in tier.attempts(to, cluster, tier.BACKUP_DIGITS)
+        if attempt.changed_s <= before_s
     ]
     doomed += [
         info.base_name

@@ -14,7 +14,8 @@ from bookies.errors import InvalidArgument, ReadFailed
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.backup import FORMAT, Contents, LedgerCopy, RunManifest, end_name
 from bookies.spark.jobs.backup import _check_new, _confirm
-from bookies.spark.jobs.shared import backup_files
+from bookies.spark.jobs.offload import attempt_of
+from bookies.spark.jobs.shared import backup_files, common
 from bookies.spark.jobs.shared.backup_files import (
     DumpFile,
     complete_copy,
@@ -30,6 +31,8 @@ from bookies.spark.jobs.shared.backup_files import (
     write_contents,
     write_manifest,
 )
+from bookies.spark.jobs.shared.common import JobConfig
+from bookies.spark.jobs.verify import OPTIONS, chosen_for, items_of, rows_of
 from bookies.spark.write import tier
 
 
@@ -37,8 +40,12 @@ def record(ledger_id: int = 5) -> LedgerMetadata:
     return LedgerMetadata(ledger_id, 1, 1, 1, ((0, (BookieId("a"),)),), LedgerState.CLOSED, -1, 0, ctime_ms=900)
 
 
+OWN = "-0123456789ab"  # the end of the names of a backup's attempts
+
+
 def copied(root: str, attempt: str, ledger_id: int = 5) -> LedgerCopy:
     """A copy of a ledger without entries: its index is its only file."""
+    attempt += OWN
     directory = f"{backup_files.ledger_directory(root, ledger_id)}{attempt}"
     index, content = tier.index_of(ledger_id, attempt, [])
     crc = tier.write_index(directory, index)
@@ -88,7 +95,7 @@ def test_a_run_exists_when_its_manifest_does(root: str) -> None:
     assert root_of(to) == (to, "c1")
     [item] = metadata_of(root, monday)
     assert (item.name, item.data) == ("logs/orders", b"x")  # type: ignore[union-attr]
-    assert [copy.attempt for copy in contents_of(root, monday).copies] == ["one"]
+    assert [copy.attempt for copy in contents_of(root, monday).copies] == ["one" + OWN]
     written(f"{to}/c2", "monday", 5)
     with pytest.raises(InvalidArgument, match="has backups of clusters c1, c2: move them"):
         root_of(to)
@@ -120,7 +127,7 @@ def test_a_complete_copy_serves_any_run_while_its_files_are_there(root: str) -> 
     assert complete_copy(root, record()) is None
     name_copy(root, record(), copy)
     assert lost_copies(root, [copy, replace(copy, ledger=6)]) == {6}
-    index = pathlib.Path(root, "ledger-5", "one", INDEX)
+    index = pathlib.Path(root, "ledger-5", "one" + OWN, INDEX)
     index.write_bytes(index.read_bytes() + b" ")
     assert lost_copies(root, [copy]) == {5}
     assert complete_copy(root, record()) is None
@@ -136,6 +143,20 @@ def test_what_no_run_lists_is_deleted_when_it_is_old(root: str) -> None:
     delete_leftovers(to, "c1", 1e12)
     assert lost_copies(root, [listed, other]) == {6}
     assert [path.name for path in pathlib.Path(root).glob("run-*")] == ["run-monday"]
+
+
+def test_the_sweeps_of_a_backup_and_of_an_offload_to_one_place_leave_the_files_of_the_other(root: str) -> None:
+    to = root.rpartition("/")[0]
+    offloaded = attempt_of(record(), "c1", "nightly")
+    backup = copied(root, "monday").attempt
+    for name in (offloaded, "by-hand", "friday-0123456789abc"):
+        tier.write_index(tier.directory_of(to, "c1", 5, name), tier.index_of(5, name, [])[0])
+    assert [one.attempt for one in tier.attempts(to, "c1", tier.OFFLOAD_DIGITS)] == [offloaded]
+    assert [one.attempt for one in tier.attempts(to, "c1", tier.BACKUP_DIGITS)] == [backup]
+    assert tier.backup_name("monday") != tier.backup_name("monday")
+    delete_leftovers(to, "c1", 1e12)
+    left = sorted(path.name for path in pathlib.Path(root, "ledger-5").iterdir())
+    assert left == ["by-hand", "friday-0123456789abc", offloaded]
 
 
 @pytest.mark.parametrize("is_listed_first", [True, False])
@@ -194,7 +215,7 @@ def test_sweeps_at_the_same_time_do_not_fail_each_other(root: str, monkeypatch: 
     assert has_run
     assert lost_copies(root, [kept]) == set()
     assert [run.run for run in runs(root)] == ["tuesday"]
-    assert sorted(path.name for path in pathlib.Path(root).glob("ledger-*/*")) == ["three"]
+    assert sorted(path.name for path in pathlib.Path(root).glob("ledger-*/*")) == ["three" + OWN]
     assert list(pathlib.Path(root, "sweeps").iterdir()) == []
     delete_run(root, "monday")
 
@@ -207,7 +228,7 @@ def test_what_a_killed_sweep_has_announced_is_copied_again(root: str) -> None:
     sweeps = pathlib.Path(root, "sweeps")
     sweeps.mkdir()
     (sweeps / "_newhalf.json").write_bytes(b"[")
-    (sweeps / "killed.json").write_bytes(b'["ledger-5/one","run-killed"]')
+    (sweeps / "killed.json").write_bytes(b'["ledger-5/one-0123456789ab","run-killed"]')
     assert complete_copy(root, record()) is None
     with pytest.raises(InvalidArgument, match=r"deletes what is left of run killed in .*: choose another run id"):
         _check_new(root, "killed")
@@ -231,6 +252,22 @@ def test_a_dump_that_is_not_finished_leaves_nothing(root: str) -> None:
     dump.discard()
     dump.discard()
     assert list(pathlib.Path(root, "run-monday").iterdir()) == []
+
+
+def test_a_repeated_verification_does_not_take_one_backup_run_for_another(root: str) -> None:
+    def asked(**options: Any) -> JobConfig:
+        return common.checked(JobConfig("", "v", options={"backup": root.rpartition("/")[0], **options}), OPTIONS)
+
+    written(root, "monday", 5, copied(root, "one"))
+    config, place, monday = chosen_for(asked())
+    assert (config.options["backup_run"], place, monday.run) == ("monday", root, "monday")
+    written(root, "tuesday", 6, copied(root, "two"))
+    [before], [after] = (items_of(contents_of(root, run).copies) for run in (monday, chosen_for(asked())[2]))
+    totals = [(before.name, common.DONE, 1, 10, ""), (after.name, common.FAILED, 0, 0, "damaged")]
+    assert rows_of("v", [before], totals) == [("v", 5, common.DONE, 1, 10, "")]
+    assert rows_of("v", [after], totals) == [("v", 5, common.FAILED, 0, 0, "damaged")]
+    # A run is repeated only with the parameters that it was begun with.
+    assert chosen_for(asked())[0].options != config.options == chosen_for(asked(backup_run="monday"))[0].options
 
 
 def test_files_of_a_copy_are_read_without_the_cluster(root: str) -> None:

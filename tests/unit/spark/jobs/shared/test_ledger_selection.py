@@ -27,6 +27,6 @@ def test_an_export_is_of_one_log() -> None:
             await pieces_of(client, "big,small")
         with pytest.raises(InvalidArgument, match="ends before it begins"):
             await pieces_of(client, "5-3")
-        assert await pieces_of(client, "big") == (False, [])
+        assert await pieces_of(client, "big") == ((await client.log("big").manifest()).token, False, [])
 
     play(main, bookie_count=1)
