@@ -57,42 +57,84 @@ def copied(
     ids: ledger id in the source -> id of its copy in the target. For a ledger that shares its copy with others since a
         roll-up in the source, and was not copied before: an id that positions in the target name.
     token: token of a log that is new in the target.
-    The list ends before the first extent that is open or whose ledger was not copied. Rows, extents and transactions
-    keep their numbers. Raises `LogExists` if the target has a log of this name that is no copy.
+    The list ends before the first extent that is open or whose ledger was not copied. What is listed stays without a
+    new copy, because this run may have failed to read it, until the source truncates it. A cut-over needs all of `ids`.
+    Rows, extents and transactions keep their numbers. None also if the target follows a later list of the source.
+    Raises `LogExists` if the target has a log of this name that is no copy.
     """
     if target is not None and (target.extra.get(FROM) != origin or target.is_deleting):
         raise LogExists("the target has a log of this name that is no copy of it: delete or rename one of them")
-    if target is not None and target.extra.get(CUT_OVER):
+    if target is not None and (target.extra.get(CUT_OVER) or _is_older(source, target)):
         return None
-    # A position names the first copy of its extent, also after a compaction or a roll-up.
-    names = {extent.seq: extent.ledger_id for extent in target.extents} if target is not None else {}
+    listed_before = {extent.seq: extent for extent in target.extents} if target is not None else {}
     extents = []
-    for extent in source.extents:
-        if extent.last is None or extent.storage not in ids:
-            break
-        own = ids[extent.storage]
-        if extent.stored is None:
-            extents.append(replace(extent, ledger_id=own))
+    for extent in _growing_from(source, target):
+        before = listed_before.get(extent.seq)
+        if extent.last is not None and extent.storage in ids:
+            own = ids[extent.storage]
+            if extent.stored is None:
+                extents.append(replace(extent, ledger_id=own))
+            else:  # A position names the first copy of its extent, also after a compaction or a roll-up.
+                name = before.ledger_id if before is not None else ids.get(extent.ledger_id, own)
+                extents.append(replace(extent, ledger_id=name, stored=own))
+        elif before is not None:
+            extents.append(replace(before, first=max(before.first, extent.first)))
         else:
-            name = names.get(extent.seq, ids.get(extent.ledger_id, own))
-            extents.append(replace(extent, ledger_id=name, stored=own))
-    is_complete = is_cut_over and len(extents) == len(source.extents) and bool(source.held)
+            break
+    is_read = all(extent.last is not None and extent.storage in ids for extent in source.extents)
+    is_complete = is_cut_over and is_read and len(extents) == len(source.extents) and bool(source.held)
     extra = {name: value for name, value in source.extra.items() if name not in (HELD, FROM, CUT_OVER)} | {FROM: origin}
     extra |= {CUT_OVER: True} if is_complete else {HELD: f"it is being migrated from {origin}"}
     # Ledgers that the source has truncated since the last copy are deleted in the target too.
     listed = [extent.storage for extent in extents]
-    before = (*target.deleting, *target.storages) if target is not None else ()
-    deleting = dict.fromkeys(ledger_id for ledger_id in before if ledger_id not in listed)
+    earlier = (*target.deleting, *target.storages) if target is not None else ()
+    deleting = dict.fromkeys(ledger_id for ledger_id in earlier if ledger_id not in listed)
+    next_seq = target.next_seq if target is not None else 0
     copy = replace(
         source,
         token=target.token if target is not None else token,
         extents=tuple(extents),
-        next_seq=source.next_seq if is_complete else extents[-1].seq + 1 if extents else 0,
+        next_seq=source.next_seq if is_complete else extents[-1].seq + 1 if extents else next_seq,
         deleting=tuple(deleting),
         segments=_kept_segments(tuple(extents), target),
         extra=extra,
     )
     return None if copy == target else copy
+
+
+def _is_older(source: Manifest, target: Manifest) -> bool:
+    """Report whether another run has let the target follow a later list of the source."""
+    is_behind = source.epoch < target.epoch or source.rows_truncated < target.rows_truncated
+    return is_behind or any(extent.seq >= source.next_seq for extent in target.extents)
+
+
+def _growing_from(source: Manifest, target: Manifest | None) -> list[Extent]:
+    """Return the source's extents without those before the target's first one: its list never grows at the front."""
+    first = target.extents[0].seq if target is not None and target.extents else 0
+    return [extent for extent in source.extents if extent.seq >= first]
+
+
+def as_planned(source: Manifest, planned: Manifest, target: Manifest, ids: Mapping[int, int]) -> Manifest:
+    """Return the source's list with extents of an earlier one, if only their ledgers of then were copied.
+
+    So a compaction or a roll-up during a long run does not keep the target from a list of its own.
+    """
+    listed = {extent.seq for extent in target.extents}
+    usable = [one for one in planned.extents if one.last is not None and one.storage in ids and one.seq not in listed]
+    former = {extent.seq: extent for extent in usable}
+    extents = [
+        replace(former[extent.seq], first=extent.first)
+        if extent.last is not None and extent.storage not in ids and extent.seq in former
+        else extent
+        for extent in source.extents
+    ]
+    return replace(source, extents=tuple(extents))
+
+
+def unread(source: Manifest, ids: Mapping[int, int]) -> list[int]:
+    """Return the ledgers of closed extents without a copy in `ids`."""
+    closed = (extent.storage for extent in source.extents if extent.last is not None)
+    return [ledger_id for ledger_id in dict.fromkeys(closed) if ledger_id not in ids]
 
 
 def _kept_segments(extents: tuple[Extent, ...], target: Manifest | None) -> tuple[Segment, ...]:
@@ -106,11 +148,13 @@ def _kept_segments(extents: tuple[Extent, ...], target: Manifest | None) -> tupl
 
 def at_once(source: Manifest, target: Manifest, ids: Mapping[int, int]) -> dict[int, int]:
     """Return the part of `ids` that one swap of the list may add: from the source's first extent on, without a gap."""
-    listed = {*target.storages}
+    listed, numbers = {*target.storages}, {extent.seq for extent in target.extents}
     part: dict[int, int] = {}
     new = set[int]()
-    for extent in source.extents:
+    for extent in _growing_from(source, target):
         copy = ids.get(extent.storage)
+        if copy is None and extent.seq in numbers:
+            continue  # It stays listed.
         new |= {copy} - listed if copy is not None else set()
         if copy is None or len(new) > SWAP_MAX:
             break

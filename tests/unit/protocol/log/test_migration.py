@@ -22,6 +22,7 @@ from bookies.protocol.log.log_model import (
 from bookies.protocol.log.log_times import Point
 from bookies.protocol.log.migration import (
     SWAP_MAX,
+    as_planned,
     at_once,
     brought_back,
     check_may_follow,
@@ -37,6 +38,7 @@ from bookies.protocol.log.migration import (
     switched_over,
     times_brought_back,
     unnamed,
+    unread,
 )
 
 SOURCE = Manifest(
@@ -73,6 +75,62 @@ def test_a_copy_follows_and_is_held() -> None:
     third = follow(shorter, second, {61: 161})
     assert (third.ledger_ids, third.deleting, third.rows_truncated) == ([161], (160,), 75)
     assert parse_manifest("orders", pack_manifest(third)) == third
+
+
+CLOSED = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 1, 2, 7)))
+ALL = {60: 160, 61: 161, 62: 162}
+
+
+def test_what_is_listed_stays_until_the_source_truncates_it() -> None:
+    """Whatever a later run could not read: its copy there may be the only good one."""
+    whole = follow(CLOSED, None, ALL)
+    for ids in ({}, {61: 161, 62: 162}, {60: 160, 62: 162}, {60: 160, 61: 161}):
+        assert copied(CLOSED, whole, at_once(CLOSED, whole, ids), ORIGIN, "x", is_cut_over=False) is None
+    opened = replace(CLOSED, extents=(*CLOSED.extents[:2], Extent(8, 62)))
+    assert copied(opened, whole, {}, ORIGIN, "x", is_cut_over=False) is None
+    cut = replace(CLOSED, extents=(replace(CLOSED.extents[1], first=2), CLOSED.extents[2]), rows_truncated=77)
+    shorter = follow(cut, whole, {})
+    assert (shorter.ledger_ids, shorter.extents[0].first, shorter.deleting) == ([161, 162], 2, (160,))
+    compacted = replace(CLOSED, extents=(replace(CLOSED.extents[0], stored=80, kept=2), *CLOSED.extents[1:]))
+    assert copied(compacted, whole, {}, ORIGIN, "x", is_cut_over=False) is None
+    emptied_there = follow(replace(CLOSED, extents=(), rows_truncated=81), whole, {})
+    assert (emptied_there.extents, emptied_there.deleting, emptied_there.next_seq) == ((), (160, 161, 162), 9)
+
+
+def test_a_run_with_an_earlier_list_takes_nothing_back() -> None:
+    later = follow(replace(CLOSED, extents=CLOSED.extents[1:], rows_truncated=75), None, ALL)
+    for older in (
+        CLOSED,  # before the truncation
+        replace(CLOSED, extents=CLOSED.extents[1:2], rows_truncated=75, next_seq=8),  # before the last ledger
+        replace(CLOSED, extents=CLOSED.extents[1:], rows_truncated=75, epoch=3),
+    ):
+        assert copied(older, later, ALL, ORIGIN, "x", is_cut_over=True) is None
+    empty = Extent(5, 59, 1, 0, 0, 0)
+    unlisted = replace(CLOSED, extents=(empty, *CLOSED.extents[1:]), rows_truncated=75)
+    assert at_once(unlisted, later, {61: 161}) == {61: 161}
+    assert copied(unlisted, later, {59: 159, 61: 161}, ORIGIN, "x", is_cut_over=False) is None
+
+
+def test_what_was_rewritten_during_the_first_run_is_listed_as_it_was_copied() -> None:
+    none = follow(CLOSED, None, {})
+    rewritten = replace(CLOSED.extents[0], first=7, stored=80, kept=2)
+    now = replace(CLOSED, extents=(rewritten, *CLOSED.extents[1:]), rows_truncated=72)
+    basis = as_planned(now, CLOSED, none, ALL)
+    assert basis == replace(now, extents=(replace(CLOSED.extents[0], first=7), *CLOSED.extents[1:]))
+    whole = follow(basis, none, ALL)
+    assert as_planned(now, CLOSED, whole, ALL) == now
+    assert as_planned(now, CLOSED, none, ALL | {80: 180}) == now
+    opened = replace(now, extents=(Extent(6, 60, 7),))
+    assert as_planned(opened, CLOSED, none, {}) == opened
+    assert (unread(now, ALL), unread(SOURCE, {60: 160})) == ([80], [61])
+
+
+def test_a_cut_over_waits_for_a_run_that_has_read_everything() -> None:
+    over = held(CLOSED, "file:/new")
+    assert over is not None
+    whole = follow(CLOSED, None, ALL)
+    assert follow(over, whole, {60: 160, 61: 161}, is_cut_over=True).held
+    assert not follow(over, whole, ALL, is_cut_over=True).held
 
 
 def test_the_target_is_free_only_when_the_source_is_held_and_all_is_there() -> None:
@@ -139,7 +197,8 @@ def test_one_swap_adds_a_limited_number_of_ledgers_and_leaves_no_gap() -> None:
     listed = follow(source, empty, part)
     assert at_once(source, listed, ids) == ids, "those that are listed need no condition any more"
     del ids[3]
-    assert list(at_once(source, listed, ids)) == [0, 1, 2]
+    assert list(at_once(source, empty, ids)) == [0, 1, 2]
+    assert at_once(source, listed, ids) == ids, "a listed one stays without a copy, and what follows it is added"
 
 
 def test_a_compacted_extent_keeps_its_positions_in_the_target() -> None:

@@ -34,7 +34,7 @@ async def copies(target: Client, count: int) -> tuple[Manifest, dict[int, int]]:
 
 
 async def follow(target: Client, source: Manifest, ids: Mapping[int, int], *, is_cut_over: bool = False) -> Manifest:
-    made = await _swapped(target, CLUSTER, "orders", source, ids, is_cut_over=is_cut_over)
+    made = await _swapped(target, CLUSTER, "orders", (source, source), ids, is_cut_over=is_cut_over)
     assert made == await target.log("orders").manifest()
     return made
 
@@ -80,6 +80,24 @@ def test_the_reaper_leaves_copies_to_the_migration() -> None:
         assert [(each.ledger_id, each.outcome) for each in reaped] == [(each, "migrated") for each in ids.values()]
         await follow(target, source, ids)
         assert await read(target) == [b"500", b"501"]
+
+    play(main, bookie_count=1)
+
+
+def test_what_a_later_run_could_not_read_stays_listed_and_is_never_deleted() -> None:
+    async def main(world: World) -> None:
+        target = await world.client()
+        source, ids = await copies(target, 3)
+        source = replace(source, retention={"age_ms": 1})
+        await follow(target, source, ids)
+        for failed in (500, 501, 502):
+            await follow(target, source, {number: copy for number, copy in ids.items() if number != failed})
+        assert (await follow(target, source, {})).deleting == ()
+        await target.log("orders").apply_retention()
+        assert await read(target) == [b"500", b"501", b"502"]
+        truncated = replace(source, extents=source.extents[1:], rows_truncated=1)
+        assert (await follow(target, truncated, {})).deleting == (ids[500],)
+        assert await read(target) == [b"501", b"502"]
 
     play(main, bookie_count=1)
 
