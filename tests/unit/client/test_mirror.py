@@ -13,7 +13,7 @@ from tests.fakes.world import World, play
 
 from bookies.client import mirror as mirroring
 from bookies.client.client import Client
-from bookies.client.mirror import LogMirror, mirror_state, promote, ranges_text, whole_list
+from bookies.client.mirror import LogMirror, mirror_state, promote, ranges_text, stop_writing, whole_list
 from bookies.encoding.envelope import Record
 from bookies.errors import (
     BookKeeperError,
@@ -175,6 +175,25 @@ def test_a_switch_over_waits_for_the_process_that_copies() -> None:
             with pytest.raises(LogFenced, match="was switched over"):
                 await copying
         assert [value for _, value in await entries(target)] == [b"one", b"two", b"three"]
+
+    play_two(act)
+
+
+def test_a_log_that_another_cluster_continues_moves_nowhere_and_its_copy_stays_open() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader, LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await leader.append_many([b"one", b"two"])
+            await mirror.step()
+            [growing] = (await target.log("orders").manifest()).open_ledgers
+            with pytest.raises(LogFenced, match=r"it is a mirror of .*\. Only that one may continue it"):
+                await stop_writing(target, "orders", "file:/third")
+            assert not (await target.metadata(growing)).is_closed
+        await stop_writing(source, "orders", "file:/second")
+        assert (await stop_writing(source, "orders", "file:/second")).held
+        with pytest.raises(LogFenced, match="it was moved to file:/second"):
+            await stop_writing(source, "orders", "file:/third")
 
     play_two(act)
 

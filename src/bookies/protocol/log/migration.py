@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from bookies.errors import LogExists
+from bookies.errors import LogExists, LogFenced
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import (
     CUT_OVER,
@@ -50,13 +50,14 @@ def log_origin(cluster: str, name: str, source: Manifest) -> str:
 
 
 def copied(
-    source: Manifest, target: Manifest | None, ids: Mapping[int, int], origin: str, token: str, *, is_cut_over: bool
+    source: Manifest, target: Manifest | None, ids: Mapping[int, int], origin: str, token: str, moves_to: str | None
 ) -> Manifest | None:
     """Return the list of the log in the target; None: it is so already, or the cut-over is done.
 
     ids: ledger id in the source -> id of its copy in the target. For a ledger that shares its copy with others since a
         roll-up in the source, and was not copied before: an id that positions in the target name.
     token: token of a log that is new in the target.
+    moves_to: metadata store of the target, at a cut-over: it gets a log that is held for it, and no other.
     The list ends before the first extent that is open or whose ledger was not copied. What is listed stays without a
     new copy, because this run may have failed to read it, until the source truncates it. A cut-over needs all of `ids`.
     Rows, extents and transactions keep their numbers. None also if the target follows a later list of the source.
@@ -82,8 +83,10 @@ def copied(
         else:
             break
     is_read = all(extent.last is not None and extent.storage in ids for extent in source.extents)
-    is_complete = is_cut_over and is_read and len(extents) == len(source.extents) and bool(source.held)
-    extra = {name: value for name, value in source.extra.items() if name not in (HELD, FROM, CUT_OVER)} | {FROM: origin}
+    is_whole = is_read and len(extents) == len(source.extents)
+    is_complete = is_whole and moves_to is not None and source.held == moved_to(moves_to)
+    states = (HELD, FROM, CUT_OVER, MIRROR_OF)
+    extra = {name: value for name, value in source.extra.items() if name not in states} | {FROM: origin}
     extra |= {CUT_OVER: True} if is_complete else {HELD: f"it is being migrated from {origin}"}
     # Ledgers that the source has truncated since the last copy are deleted in the target too.
     listed = [extent.storage for extent in extents]
@@ -179,6 +182,15 @@ def held(source: Manifest, target: str) -> Manifest | None:
 def moved_to(target: str) -> str:
     """Return why a log that was handed to another cluster refuses appends."""
     return f"it was moved to {target}"
+
+
+def check_moved(source: Manifest, name: str, target: str) -> None:
+    """Check that a held log was handed to this target and to no other cluster. Raises `LogFenced`."""
+    if source.held != (reason := moved_to(target)):
+        raise LogFenced(
+            f"log {name} accepts no appends in the source: {source.held}. Only that one may continue it; if it is this "
+            f"one, give its metadata store as it stands there, and not: {reason}"
+        )
 
 
 # -- mirrors ---------------------------------------------------------------------------------------------------------

@@ -248,12 +248,14 @@ def _moved(
         ends = await _ends(client, now)
         return ended(now, ends) or now, ended(manifest, ends) or manifest
 
+    target = str(config.options["target"])
+
     async def swap(client: Client) -> Manifest:
-        return await _swapped(client, cluster, name, basis, ids, is_cut_over=bool(config.options["cut_over"]))
+        return await _swapped(client, cluster, name, basis, ids, target if config.options["cut_over"] else None)
 
     try:
         basis = common.ask(config.uri, source)
-        target_manifest: Manifest = common.ask(str(config.options["target"]), swap)
+        target_manifest: Manifest = common.ask(target, swap)
     except (LogExists, LogNotFound, LedgerNotFound) as error:
         return config.run_id, LOG, name, name, common.FAILED, 0, 0, 0, str(error)
     rows = sum(extent.rows or 0 for extent in target_manifest.extents)
@@ -273,10 +275,11 @@ async def _swapped(
     name: str,
     lists: tuple[Manifest, Manifest],
     ids: Mapping[int, int],
-    *,
-    is_cut_over: bool,
+    moves_to: str | None,
 ) -> Manifest:
     """Return the target's list once no change is left. `lists`: of the source, now and when the run was planned.
+
+    `moves_to`: metadata store of the target, at a cut-over.
 
     Raises `LogExists`, `LedgerNotFound`.
     """
@@ -289,7 +292,7 @@ async def _swapped(
 
     def change(current: Manifest) -> Manifest | None:
         basis = as_planned(source, planned, current, ids)
-        return copied(basis, current, at_once(basis, current, ids), origin, token, is_cut_over=is_cut_over)
+        return copied(basis, current, at_once(basis, current, ids), origin, token, moves_to)
 
     async def conditions(current: Manifest) -> list[LedgerAt]:
         """Return conditions that every newly listed copy exists: one may have been deleted since it was written."""
@@ -309,7 +312,7 @@ async def _swapped(
         return steps
 
     if name not in await client.logs(name):
-        new = copied(source, None, {}, origin, token, is_cut_over=False)
+        new = copied(source, None, {}, origin, token, None)
         assert new is not None
         with contextlib.suppress(RecordExists):  # Created by another run; `copied` refuses another log's.
             await parts.driver.create_record(LOGS + name, pack_manifest(new))

@@ -26,6 +26,7 @@ from bookies.protocol.log.migration import (
     at_once,
     brought_back,
     check_may_follow,
+    check_moved,
     copied,
     cursors_brought_back,
     end_of,
@@ -57,7 +58,7 @@ ORIGIN = log_origin("old", "orders", SOURCE)
 
 
 def follow(source: Manifest, found: Manifest | None, ids: dict[int, int], *, is_cut_over: bool = False) -> Manifest:
-    made = copied(source, found, ids, ORIGIN, "new", is_cut_over=is_cut_over)
+    made = copied(source, found, ids, ORIGIN, "new", "file:/new" if is_cut_over else None)
     assert made is not None
     return made
 
@@ -70,7 +71,7 @@ def test_a_copy_follows_and_is_held() -> None:
     assert (second.token, second.rows_truncated, second.next_seq) == ("new", 70, 8)
     with pytest.raises(LogFenced, match="being migrated"):
         check_held(second)
-    assert copied(SOURCE, second, {60: 160, 61: 161}, ORIGIN, "x", is_cut_over=False) is None
+    assert copied(SOURCE, second, {60: 160, 61: 161}, ORIGIN, "x", None) is None
     shorter = replace(SOURCE, extents=SOURCE.extents[1:], rows_truncated=75)
     third = follow(shorter, second, {61: 161})
     assert (third.ledger_ids, third.deleting, third.rows_truncated) == ([161], (160,), 75)
@@ -85,14 +86,14 @@ def test_what_is_listed_stays_until_the_source_truncates_it() -> None:
     """Whatever a later run could not read: its copy there may be the only good one."""
     whole = follow(CLOSED, None, ALL)
     for ids in ({}, {61: 161, 62: 162}, {60: 160, 62: 162}, {60: 160, 61: 161}):
-        assert copied(CLOSED, whole, at_once(CLOSED, whole, ids), ORIGIN, "x", is_cut_over=False) is None
+        assert copied(CLOSED, whole, at_once(CLOSED, whole, ids), ORIGIN, "x", None) is None
     opened = replace(CLOSED, extents=(*CLOSED.extents[:2], Extent(8, 62)))
-    assert copied(opened, whole, {}, ORIGIN, "x", is_cut_over=False) is None
+    assert copied(opened, whole, {}, ORIGIN, "x", None) is None
     cut = replace(CLOSED, extents=(replace(CLOSED.extents[1], first=2), CLOSED.extents[2]), rows_truncated=77)
     shorter = follow(cut, whole, {})
     assert (shorter.ledger_ids, shorter.extents[0].first, shorter.deleting) == ([161, 162], 2, (160,))
     compacted = replace(CLOSED, extents=(replace(CLOSED.extents[0], stored=80, kept=2), *CLOSED.extents[1:]))
-    assert copied(compacted, whole, {}, ORIGIN, "x", is_cut_over=False) is None
+    assert copied(compacted, whole, {}, ORIGIN, "x", None) is None
     emptied_there = follow(replace(CLOSED, extents=(), rows_truncated=81), whole, {})
     assert (emptied_there.extents, emptied_there.deleting, emptied_there.next_seq) == ((), (160, 161, 162), 9)
 
@@ -104,11 +105,11 @@ def test_a_run_with_an_earlier_list_takes_nothing_back() -> None:
         replace(CLOSED, extents=CLOSED.extents[1:2], rows_truncated=75, next_seq=8),  # before the last ledger
         replace(CLOSED, extents=CLOSED.extents[1:], rows_truncated=75, epoch=3),
     ):
-        assert copied(older, later, ALL, ORIGIN, "x", is_cut_over=True) is None
+        assert copied(older, later, ALL, ORIGIN, "x", "file:/new") is None
     empty = Extent(5, 59, 1, 0, 0, 0)
     unlisted = replace(CLOSED, extents=(empty, *CLOSED.extents[1:]), rows_truncated=75)
     assert at_once(unlisted, later, {61: 161}) == {61: 161}
-    assert copied(unlisted, later, {59: 159, 61: 161}, ORIGIN, "x", is_cut_over=False) is None
+    assert copied(unlisted, later, {59: 159, 61: 161}, ORIGIN, "x", None) is None
 
 
 def test_what_was_rewritten_during_the_first_run_is_listed_as_it_was_copied() -> None:
@@ -147,7 +148,22 @@ def test_the_target_is_free_only_when_the_source_is_held_and_all_is_there() -> N
     assert not free.held
     assert free.next_seq == 9
     later = replace(free, extents=(*free.extents, Extent(9, 99)), next_seq=10)
-    assert copied(over, later, ids, ORIGIN, "x", is_cut_over=True) is None  # it goes its own way
+    assert copied(over, later, ids, ORIGIN, "x", "file:/new") is None  # it goes its own way
+
+
+def test_a_log_moves_to_one_cluster() -> None:
+    over = held(CLOSED, "file:/old")
+    assert over is not None
+    check_moved(over, "orders", "file:/old")
+    with pytest.raises(LogFenced, match=r"it was moved to file:/old\. Only that one may continue it"):
+        check_moved(over, "orders", "file:/new")
+    assert follow(over, None, ALL, is_cut_over=True).held
+    followed = mirrored(CLOSED, None, {60, 61, 62}, None, "older/orders")
+    assert followed is not None
+    with pytest.raises(LogFenced, match=r"it is a mirror of older/orders\. Only that one"):
+        check_moved(followed, "orders", "file:/new")
+    copy = follow(followed, None, ALL, is_cut_over=True)
+    assert (bool(copy.held), is_mirror(copy)) == (True, False)
 
 
 def test_a_copy_is_truncated_at_its_source_only() -> None:
@@ -161,10 +177,10 @@ def test_a_copy_is_truncated_at_its_source_only() -> None:
 
 def test_a_log_that_is_no_copy_is_left_alone() -> None:
     with pytest.raises(LogExists, match="no copy of it"):
-        copied(SOURCE, replace(SOURCE, token="other"), {}, ORIGIN, "x", is_cut_over=False)
+        copied(SOURCE, replace(SOURCE, token="other"), {}, ORIGIN, "x", None)
     deleting = emptied(follow(SOURCE, None, {60: 160}))
     with pytest.raises(LogExists):
-        copied(SOURCE, deleting, {}, ORIGIN, "x", is_cut_over=False)
+        copied(SOURCE, deleting, {}, ORIGIN, "x", None)
 
 
 def test_a_ledger_is_known_by_its_cluster_and_its_id() -> None:
@@ -356,7 +372,7 @@ def test_a_log_of_a_backup_ends_before_the_first_missing_ledger() -> None:
     assert (log.rows_truncated, log.deleting, log.segments) == (70, (51,), ())
     assert end_of(log) == Position(61, 4)
     assert not log.held
-    assert copied(WHOLE, log, {}, ORIGIN, "x", is_cut_over=False) is None  # no migration changes it
+    assert copied(WHOLE, log, {}, ORIGIN, "x", None) is None  # no migration changes it
     assert parse_manifest("orders", pack_manifest(log)) == log
     with_open = brought_back(WHOLE, ENDS | {62: LedgerEnd(1, 7)}, ORIGIN)
     assert with_open.extents[-1] == Extent(8, 62, 0, 1, 2, 7)
