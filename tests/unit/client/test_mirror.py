@@ -179,6 +179,27 @@ def test_a_switch_over_waits_for_the_process_that_copies() -> None:
     play_two(act)
 
 
+async def load(client: Client) -> bool:
+    async with client.log("orders").transaction("nightly", 7) as batch:
+        await batch.append_many([b"%d" % number for number in range(3)])
+    return batch.was_committed_before
+
+
+def test_a_batch_that_the_mirror_never_got_can_be_repeated_there() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        await append(source, b"before")
+        await mirrored(source, target)
+        assert not await load(source)
+        await mirrored(source, target, steps=0)  # It has seen the source's list, and copied no ledger.
+        await promote(target, "orders")
+        assert not await load(target)
+        assert await load(target)
+        assert [value for _, value in await entries(target)] == [b"before", b"0", b"1", b"2"]
+
+    play_two(act)
+
+
 def test_a_log_that_another_cluster_continues_moves_nowhere_and_its_copy_stays_open() -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:
         await new_log(source)

@@ -14,7 +14,7 @@ end move to it, because entries that were read beyond it are lost. Source: spark
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -100,6 +100,7 @@ def copied(
         next_seq=source.next_seq if is_complete else extents[-1].seq + 1 if extents else next_seq,
         deleting=tuple(deleting),
         segments=_kept_segments(tuple(extents), target),
+        txns=_remembered(source, {extent.seq for extent in extents}, target),
         extra=extra,
     )
     return None if copy == target else copy
@@ -172,6 +173,49 @@ def unnamed(source: Manifest, target: Manifest, ids: Mapping[int, int]) -> list[
     return [extent.ledger_id for extent in shared if extent.ledger_id not in ids]
 
 
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+def _with_whole_transactions(extents: Sequence[Extent], source: Manifest, target: Manifest | None) -> list[Extent]:
+    """Return the first extents of a source's list without the end that is a part of a transaction.
+
+    What the target's list has stays.
+    """
+    listed = {(extent.seq, extent.ledger_id) for extent in (target.extents if target is not None else ())}
+    whole = list(extents)
+    following = next((extent for extent in source.extents if not whole or extent.seq > whole[-1].seq), None)
+    while whole and (last := whole[-1]).txn is not None and (last.seq, last.ledger_id) not in listed:
+        if last.last is not None and (following is None or following.txn != last.txn):
+            break
+        following = whole.pop()
+    return whole
+
+
+def _remembered(source: Manifest, listed: Collection[int], target: Manifest | None) -> dict[str, Any]:
+    """Return the last transactions that a list may remember as committed: those whose rows it has.
+
+    A later one is not, because its repetition would be taken for a duplicate, and its rows would be lost: its
+    application is set back to the one before it. `listed`: numbers of the extents that are there with all entries.
+    """
+    there: dict[str, list[int]] = {}
+    missing: dict[str, list[int]] = {}
+    for extent in source.extents:
+        app, _, version = (extent.txn or "").rpartition(":")
+        if version.isascii() and version.isdigit():
+            (there if extent.seq in listed else missing).setdefault(app, []).append(int(version))
+    txns = {}
+    for app, last in source.txns.items():
+        if app not in missing:
+            txns[app] = last
+        elif isinstance(last, Mapping):
+            before = target.txns.get(app) if target is not None else None
+            is_same = isinstance(before, Mapping) and before.get("query") == last.get("query")
+            known = [*there.get(app, ()), int(before.get("version", -1)) if is_same else -1]
+            version = max((one for one in known if one < min(missing[app])), default=-1)
+            txns |= {app: dict(last) | {"version": version}} if version >= 0 else {}
+    return txns
+
+
 def held(source: Manifest, target: str) -> Manifest | None:
     """Return the source's list with appends disallowed; None: they are already."""
     if source.held:
@@ -236,6 +280,7 @@ def mirrored(
 
     complete: ledgers that the target has with all their entries.
     growing: the ledger that is being copied, if the target has its record. The list keeps one that it has.
+    The ledgers of a transaction are listed at once.
     """
     listed = {(one.seq, one.ledger_id, one.last): one for one in (target.extents if target is not None else ())}
     extents = []
@@ -251,6 +296,7 @@ def mirrored(
             rewriting = dict.fromkeys(("last", "rows", "bytes", "stored", "kept", "shift", "created_ms"))
             extents.append(replace(extent, **rewriting))
         break
+    extents = _with_whole_transactions(extents, source, target)
     begin = extents[0].seq if extents else source.next_seq
     now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
     storages = {extent.storage for extent in (*source.extents, *extents)}
@@ -269,6 +315,7 @@ def mirrored(
         segments=_kept_segments(tuple(extents), target),
         epoch=max(source.epoch, target.epoch if target is not None else 0),
         next_seq=max(source.next_seq, target.next_seq if target is not None else 0),
+        txns=_remembered(source, {extent.seq for extent in extents if extent.last is not None}, target),
         extra=dict(source.extra) | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
     )
     return None if copy == target else copy
@@ -324,7 +371,8 @@ def missing_in(own: Manifest, other: Manifest) -> list[MissingRange]:
 def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -> Manifest:
     """Return the list of a log whose ledgers a backup has. `ends`: of the ledgers that were restored.
 
-    Missing ledgers at the beginning count as truncated; the list ends before a later one. Numbers of extents are not
+    Missing ledgers at the beginning count as truncated; the list ends before a later one, and before its transaction.
+    Numbers of extents are not
     reused. The label says that its writers' numbers are to be read from the log, and that no migration may change it.
     """
     whole = ended(source, ends) or source
@@ -337,6 +385,8 @@ def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -
             break
         elif extent.last is not None:
             rows += max(0, extent.last - extent.first + 1)
+    extents = _with_whole_transactions(extents, whole, None)
+    last = extents[-1].seq if extents else -1
     return replace(
         source,
         epoch=source.epoch + 1,
@@ -344,6 +394,7 @@ def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -
         deleting=tuple(ledger_id for ledger_id in source.deleting if ledger_id in ends),
         rows_truncated=rows,
         segments=(),
+        txns=_remembered(whole, {extent.seq for extent in whole.extents if extent.seq <= last}, None),
         extra=dict(source.extra) | {FROM: origin, CUT_OVER: True},
     )
 

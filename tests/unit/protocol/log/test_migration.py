@@ -13,6 +13,7 @@ from bookies.protocol.log.log_model import (
     Extent,
     LedgerEnd,
     Segment,
+    Written,
     check_held,
     emptied,
     pack_manifest,
@@ -41,6 +42,7 @@ from bookies.protocol.log.migration import (
     unnamed,
     unread,
 )
+from bookies.protocol.log.transaction import Committed, Swap, Transaction, decide
 
 SOURCE = Manifest(
     "tok",
@@ -347,6 +349,84 @@ def test_a_log_follows_only_its_own_source() -> None:
             check_may_follow(SOURCE, target, "old/orders")
     with pytest.raises(LogExists, match="a mirror of old/orders, which is another cluster"):
         check_may_follow(SOURCE, whole, "older/orders")
+
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+def written(app: str, version: int, *ledger_ids: int) -> Transaction:
+    ends = tuple(Written(ledger_id, 9, 90) for ledger_id in ledger_ids)
+    return Transaction(app, version, "", {"orders": ends}, {"orders": "tok"})
+
+
+def committed(log: Manifest, *transactions: Transaction) -> Manifest:
+    for transaction in transactions:
+        step = decide({"orders": log}, transaction, {}, 1_800_000_000_000)
+        assert isinstance(step, Swap)
+        log = step.manifests["orders"]
+    return log
+
+
+EMPTY = replace(SOURCE, extents=(), next_seq=0)
+NIGHTLY = committed(EMPTY, written("nightly", 6, 9), written("hourly", 1, 8), written("nightly", 7, 10, 11, 12))
+
+
+def is_known(log: Manifest, *transactions: Transaction) -> list[bool]:
+    return [isinstance(decide({"orders": log}, one, {}, 1_800_000_000_001), Committed) for one in transactions]
+
+
+def released(log: Manifest) -> Manifest:
+    free = switched_over(log, {})
+    assert free is not None
+    return free
+
+
+@pytest.mark.parametrize("complete", [(9, 8), (9, 8, 10), (9, 8, 10, 11), (9, 8, 10, 12)])
+def test_a_released_mirror_takes_the_repetition_of_a_transaction_whose_rows_it_lacks(complete: tuple[int, ...]) -> None:
+    """And it has none of them, because a part of a transaction was never committed."""
+    repeated = [written("nightly", 7, 900, 901), written("nightly", 6, 902), written("hourly", 1, 903)]
+    for growing in (None, 10, 11, 12):
+        list_there = mirror(NIGHTLY, None, *complete, growing=growing)
+        assert list_there.ledger_ids == [9, 8]
+        assert is_known(released(list_there), *repeated) == [False, True, True]
+    copy = follow(NIGHTLY, None, {one: one for one in complete})
+    assert copy.txns["nightly"]["version"] == 6
+    restored = brought_back(NIGHTLY, {one: LedgerEnd(9, 90) for one in complete}, ORIGIN)
+    assert restored.ledger_ids == [9, 8]
+    assert is_known(restored, *repeated) == [False, True, True]
+
+
+def test_a_transaction_is_remembered_once_all_of_it_is_there_and_while_it_is_truncated() -> None:
+    again = written("nightly", 7, 900)
+    whole = mirror(NIGHTLY, mirror(NIGHTLY, None, 9, 8), 9, 8, 10, 11, 12)
+    assert (whole.extents, whole.txns) == (NIGHTLY.extents, NIGHTLY.txns)
+    assert is_known(released(whole), again) == [True]
+    cut = truncated(NIGHTLY, Position(12, 5), {}, 9)
+    assert cut is not None
+    assert is_known(released(mirror(cut, whole, 12)), again) == [True]
+    assert is_known(brought_back(NIGHTLY, {12: LedgerEnd(9, 90)}, ORIGIN), again) == [True]
+    assert is_known(brought_back(NIGHTLY, {}, ORIGIN), again, written("hourly", 1, 901)) == [False, False]
+
+
+def test_an_application_is_set_back_to_what_the_list_remembered_also_if_those_rows_are_truncated() -> None:
+    before = mirror(NIGHTLY, None, 9, 8, 10, 11, 12)
+    truncated_since = replace(
+        committed(NIGHTLY, written("nightly", 9, 13)), extents=(Extent(5, 13, 0, 9, 10, 90, "nightly:9"),)
+    )
+    assert mirror(truncated_since, before).txns["nightly"]["version"] == 7
+    other = replace(truncated_since, txns={"nightly": {"query": "q", "version": 9, "at": 1}, "hourly": "?"})
+    assert mirror(other, before).txns == {"hourly": "?"}
+    unreadable = replace(other, txns={"nightly": "?"})
+    assert mirror(unreadable, before).txns == {}
+    ahead = replace(before, txns={"nightly": {"query": "", "version": 9, "at": 1}})
+    assert [*mirror(truncated_since, ahead).txns] == ["hourly"]
+
+
+def test_a_part_of_a_transaction_that_is_listed_stays() -> None:
+    """An earlier version listed a transaction's ledgers one by one."""
+    former = replace(mirror(NIGHTLY, None, 9, 8), extents=NIGHTLY.extents[:3])
+    assert mirrored(NIGHTLY, former, (9, 8, 10, 11), None, "old/orders") is None
+    assert mirror(NIGHTLY, former, 9, 8, 10, 11, 12).extents == NIGHTLY.extents
 
 
 # -- from a backup ---------------------------------------------------------------------------------------------------
