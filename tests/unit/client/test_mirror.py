@@ -200,6 +200,27 @@ def test_a_batch_that_the_mirror_never_got_can_be_repeated_there() -> None:
     play_two(act)
 
 
+def test_rows_that_the_log_goes_on_without_stay_readable() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        await append(source, b"before")
+        await mirrored(source, target)
+        await load(source)
+        await promote(target, "orders")
+        await append(target, b"there")
+        await mirrored(target, source, drops=True)
+        async with LogMirror(target, source, "orders") as back:
+            await back.begin()
+            await back.switch_over("here")
+        [left] = [record.ledger_id async for record in source.ledgers(label=("sink.app", "nightly"))]
+        reaped = [row async for row in source.log("orders").reap(orphan_grace=0, replay_grace=0)]
+        assert [(row.ledger_id, row.outcome) for row in reaped] == [(left, "left out")]
+        async with source.open(left) as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"0", b"1", b"2"]
+
+    play_two(act)
+
+
 def test_a_log_that_another_cluster_continues_moves_nowhere_and_its_copy_stays_open() -> None:
     async def act(world: World, other: World, source: Client, target: Client) -> None:
         await new_log(source)

@@ -23,6 +23,7 @@ from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import (
     CUT_OVER,
     HELD,
+    LEFT_OUT,
     MIGRATED_FROM,
     MIRROR_OF,
     Extent,
@@ -85,7 +86,7 @@ def copied(
     is_read = all(extent.last is not None and extent.storage in ids for extent in source.extents)
     is_whole = is_read and len(extents) == len(source.extents)
     is_complete = is_whole and moves_to is not None and source.held == moved_to(moves_to)
-    states = (HELD, FROM, CUT_OVER, MIRROR_OF)
+    states = (HELD, FROM, CUT_OVER, MIRROR_OF, LEFT_OUT)
     extra = {name: value for name, value in source.extra.items() if name not in states} | {FROM: origin}
     extra |= {CUT_OVER: True} if is_complete else {HELD: f"it is being migrated from {origin}"}
     # Ledgers that the source has truncated since the last copy are deleted in the target too.
@@ -211,8 +212,8 @@ def _remembered(source: Manifest, listed: Collection[int], target: Manifest | No
             before = target.txns.get(app) if target is not None else None
             is_same = isinstance(before, Mapping) and before.get("query") == last.get("query")
             known = [*there.get(app, ()), int(before.get("version", -1)) if is_same else -1]
-            version = max((one for one in known if one < min(missing[app])), default=-1)
-            txns |= {app: dict(last) | {"version": version}} if version >= 0 else {}
+            if (whole := max((one for one in known if one < min(missing[app])), default=-1)) >= 0:
+                txns[app] = dict(last) | {"version": whole}
     return txns
 
 
@@ -276,7 +277,8 @@ def check_may_follow(source: Manifest, target: Manifest | None, origin: str) -> 
 def mirrored(
     source: Manifest, target: Manifest | None, complete: Collection[int], growing: int | None, origin: str
 ) -> Manifest | None:
-    """Return the list of the mirror; None: it is so already. The list of a former source loses what `source` lacks.
+    """Return the list of the mirror; None: it is so already. The list of a former source loses what `source` lacks, and
+    names the ledgers that have it.
 
     complete: ledgers that the target has with all their entries.
     growing: the ledger that is being copied, if the target has its record. The list keeps one that it has.
@@ -300,14 +302,16 @@ def mirrored(
     begin = extents[0].seq if extents else source.next_seq
     now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
     storages = {extent.storage for extent in (*source.extents, *extents)}
-    is_former = target is not None and not is_mirror(target)
+    left_out = _left_out(source, target)
     gone = [
         extent.storage
         for extent in (target.extents if target is not None else ())
         if extent.storage not in storages
         and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
-        and not (is_former and first_apart(extent, source) is not None)  # Nothing else has these entries.
+        and extent.storage not in left_out
     ]
+    extra = {name: value for name, value in source.extra.items() if name != LEFT_OUT}
+    extra |= {LEFT_OUT: left_out} if left_out else {}
     copy = replace(
         source,
         extents=tuple(extents),
@@ -316,9 +320,18 @@ def mirrored(
         epoch=max(source.epoch, target.epoch if target is not None else 0),
         next_seq=max(source.next_seq, target.next_seq if target is not None else 0),
         txns=_remembered(source, {extent.seq for extent in extents if extent.last is not None}, target),
-        extra=dict(source.extra) | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
+        extra=extra | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
     )
     return None if copy == target else copy
+
+
+def _left_out(source: Manifest, target: Manifest | None) -> list[int]:
+    """Return the ledgers of the target with entries that `source` lacks. A former source gets them once."""
+    if target is None:
+        return []
+    missing = () if is_mirror(target) else {one.ledger_id for one in missing_in(target, source)}
+    new = [extent.storage for extent in target.extents if extent.ledger_id in missing]
+    return list(dict.fromkeys((*target.extra.get(LEFT_OUT, ()), *new)))
 
 
 def switched_over(mirror: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest | None:

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import LedgerMetadata
-from bookies.protocol.log.log_model import MIGRATED_FROM, LedgerEnd, Manifest, Written, appended, check_held
+from bookies.protocol.log.log_model import LEFT_OUT, MIGRATED_FROM, LedgerEnd, Manifest, Written, appended, check_held
 
 RETENTION_MS = 30 * 24 * 3600 * 1000  # since an application's last transaction; then the list drops it
 REPLAY_GRACE_MS = 10 * 60 * 1000  # a repetition of a committed transaction may be writing its ledgers just now
@@ -194,6 +194,7 @@ class Fate(enum.Enum):
     LISTED = "listed"
     YOUNG = "young"  # its transaction may still be in progress
     MIGRATED = "migrated"  # copied from another cluster, with the labels it has there; its migration may be in progress
+    LEFT_OUT = "left out"  # of a former source: has rows that the log in the other cluster never got
     GARBAGE = "garbage"
 
 
@@ -210,10 +211,13 @@ def fate(
     A ledger of a committed transaction that is not listed is left over from another attempt. One of a transaction that
     was not committed may still be in use; a query that resumes writes it again, so it is garbage after
     `orphan_grace_ms`. A copy from another cluster belongs to no transaction, despite its labels. A migration may list
-    it at any later time, or an operator copied that ledger alone; so it is never garbage, and an operator decides.
+    it at any later time, or an operator copied that ledger alone; so it is never garbage, and an operator decides. The
+    same holds for rows that only this cluster has, since another one continued the log.
     """
     if manifest is not None and metadata.ledger_id in (*manifest.storages, *manifest.deleting):
         return Fate.LISTED
+    if manifest is not None and metadata.ledger_id in manifest.extra.get(LEFT_OUT, ()):
+        return Fate.LEFT_OUT
     if MIGRATED_FROM in metadata.custom_metadata:
         return Fate.MIGRATED
     created = label(metadata, "created")

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from bookies.errors import LogExists, LogFenced
-from bookies.model import DigestType
+from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import (
+    LEFT_OUT,
     Extent,
     LedgerEnd,
     Segment,
@@ -42,7 +43,7 @@ from bookies.protocol.log.migration import (
     unnamed,
     unread,
 )
-from bookies.protocol.log.transaction import Committed, Swap, Transaction, decide
+from bookies.protocol.log.transaction import Committed, Fate, Origin, Swap, Transaction, decide, fate, labels_of
 
 SOURCE = Manifest(
     "tok",
@@ -319,10 +320,10 @@ def test_entries_that_a_released_mirror_never_had_are_not_taken_for_truncated() 
     assert missing_in(former, log) == [(62, 4, 9), (63, 0, 0)]
     copy = mirror(log, former)
     assert copy.deleting == (60, 61)  # The others are the only copy.
-    assert mirror(replace(log, extents=(Extent(11, 1_000_065),)), replace(copy, extents=former.extents)).deleting == (
-        *(60, 61, 62),
-        63,
-    )
+    later = replace(log, extents=(Extent(11, 1_000_065),))
+    assert mirror(later, replace(copy, extents=former.extents)).deleting == (60, 61)
+    other = replace(copy, extents=former.extents, extra=mirror(later, None).extra)
+    assert mirror(later, other).deleting == (60, 61, 62, 63), "a mirror that was no source has only copies"
     nothing = switched_over(mirror(SOURCE, None), {})
     assert nothing is not None
     assert missing_in(former, replace(log, extra=nothing.extra))[0] == (60, 5, 9)
@@ -351,6 +352,29 @@ def test_a_log_follows_only_its_own_source() -> None:
         check_may_follow(SOURCE, whole, "older/orders")
 
 
+def test_ledgers_that_a_former_source_has_left_out_are_never_garbage() -> None:
+    """Not even after it has become the source again. Its mirror has none of them."""
+    former = committed(NIGHTLY, written("nightly", 8, 13), written("nightly", 9, 14))
+    log = committed(released(mirror(NIGHTLY, None, 9, 8, 10, 11, 12)), written("nightly", 9, 1_000_014))
+    copy = mirror(log, former, 9, 8, 10, 11, 12, 1_000_014)
+    assert copy.ledger_ids == [9, 8, 10, 11, 12, 1_000_014]
+    again = released(mirror(replace(log, epoch=9), copy, 9, 8, 10, 11, 12, 1_000_014))
+    for one in (parse_manifest("orders", pack_manifest(copy)), again):
+        for ledger_id in (13, 14):
+            assert fate(one, transactional(ledger_id, 8), 10**15) is Fate.LEFT_OUT
+        assert fate(one, transactional(15, 9), 10**15) is Fate.GARBAGE
+    assert LEFT_OUT not in mirror(again, None).extra
+    assert LEFT_OUT not in follow(again, None, {}).extra
+
+
+def test_a_ledger_of_which_the_log_has_a_part_stays_when_it_leaves_the_log() -> None:
+    former = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 9, 10, 50)))
+    log = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 3, 4, 20)), epoch=6)
+    copy = mirror(log, former, 60, 61, 62)
+    assert copy.storages == [60, 61, 62]
+    assert mirror(replace(log, extents=(), rows_truncated=83), copy).deleting == (60, 61)
+
+
 # -- transactions ----------------------------------------------------------------------------------------------------
 
 
@@ -369,6 +393,14 @@ def committed(log: Manifest, *transactions: Transaction) -> Manifest:
 
 EMPTY = replace(SOURCE, extents=(), next_seq=0)
 NIGHTLY = committed(EMPTY, written("nightly", 6, 9), written("hourly", 1, 8), written("nightly", 7, 10, 11, 12))
+
+
+def transactional(ledger_id: int, version: int) -> LedgerMetadata:
+    labels = labels_of(Origin("nightly", version, "", 0, "a"), "orders", "tok", 1)
+    return LedgerMetadata(
+        *(ledger_id, 1, 1, 1, ((0, (BookieId("b"),)),), LedgerState.CLOSED, 9, 90),
+        custom_metadata={name: value.encode() for name, value in labels.items()},
+    )
 
 
 def is_known(log: Manifest, *transactions: Transaction) -> list[bool]:

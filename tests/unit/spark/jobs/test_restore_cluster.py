@@ -102,8 +102,8 @@ def test_a_log_ends_before_a_batch_that_the_backup_has_in_part() -> None:
     txns = {"load": {"query": "", "version": 7, "at": 1}}
     records, [row] = records_brought_back(backup({}, replace(LIST, extents=extents, txns=txns)))
     assert row[5] == (
-        "ends at 60:10, before ledger 61 (its transaction is not whole: the backup lacks ledger 62); not listed either: "
-        "1 later ledger (62)"
+        "ends at 60:10, before ledger 61 (its transaction is not whole: the backup lacks ledger 62); "
+        "not listed either: 1 later ledger (62)"
     )
     assert parse_manifest("orders", records["logs/orders"]).txns == {}
 
