@@ -83,6 +83,8 @@ def copied(
             extents.append(replace(before, first=max(before.first, extent.first)))
         else:
             break
+    if _waits(source, target, extents):
+        return None
     is_read = all(extent.last is not None and extent.storage in ids for extent in source.extents)
     is_whole = is_read and len(extents) == len(source.extents)
     is_complete = is_whole and moves_to is not None and source.held == moved_to(moves_to)
@@ -111,6 +113,13 @@ def _is_older(source: Manifest, target: Manifest) -> bool:
     """Report whether another run has let the target follow a later list of the source."""
     is_behind = source.epoch < target.epoch or source.rows_truncated < target.rows_truncated
     return is_behind or any(extent.seq >= source.next_seq for extent in target.extents)
+
+
+def _waits(source: Manifest, target: Manifest | None, extents: Sequence[Extent]) -> bool:
+    """Report whether the target keeps all that it lists, because nothing of the batch that replaces it is there yet."""
+    if extents or target is None or not target.extents or not source.extents:
+        return False
+    return source.extents[0].txn is not None and target.extents[-1].seq < source.extents[0].seq
 
 
 def _growing_from(source: Manifest, target: Manifest | None) -> list[Extent]:
@@ -209,9 +218,10 @@ def _remembered(source: Manifest, listed: Collection[int], target: Manifest | No
         if app not in missing:
             txns[app] = last
         elif isinstance(last, Mapping):
+            known = there.get(app, [])
             before = target.txns.get(app) if target is not None else None
-            is_same = isinstance(before, Mapping) and before.get("query") == last.get("query")
-            known = [*there.get(app, ()), int(before.get("version", -1)) if is_same else -1]
+            if isinstance(before, Mapping) and before.get("query") == last.get("query"):
+                known = [*known, int(before.get("version", -1))]
             if (whole := max((one for one in known if one < min(missing[app])), default=-1)) >= 0:
                 txns[app] = dict(last) | {"version": whole}
     return txns
@@ -282,7 +292,7 @@ def mirrored(
 
     complete: ledgers that the target has with all their entries.
     growing: the ledger that is being copied, if the target has its record. The list keeps one that it has.
-    The ledgers of a transaction are listed at once.
+    The ledgers of a transaction are listed at once, and what it replaces is given up then.
     """
     listed = {(one.seq, one.ledger_id, one.last): one for one in (target.extents if target is not None else ())}
     extents = []
@@ -299,6 +309,8 @@ def mirrored(
             extents.append(replace(extent, **rewriting))
         break
     extents = _with_whole_transactions(extents, source, target)
+    if target is not None and is_mirror(target) and _waits(source, target, extents):
+        return None
     begin = extents[0].seq if extents else source.next_seq
     now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
     storages = {extent.storage for extent in (*source.extents, *extents)}

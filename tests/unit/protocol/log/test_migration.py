@@ -441,7 +441,7 @@ def test_a_transaction_is_remembered_once_all_of_it_is_there_and_while_it_is_tru
 
 
 def test_an_application_is_set_back_to_what_the_list_remembered_also_if_those_rows_are_truncated() -> None:
-    before = mirror(NIGHTLY, None, 9, 8, 10, 11, 12)
+    before = replace(mirror(NIGHTLY, None, 9, 8, 10, 11, 12), extents=())
     truncated_since = replace(
         committed(NIGHTLY, written("nightly", 9, 13)), extents=(Extent(5, 13, 0, 9, 10, 90, "nightly:9"),)
     )
@@ -452,6 +452,18 @@ def test_an_application_is_set_back_to_what_the_list_remembered_also_if_those_ro
     assert mirror(unreadable, before).txns == {}
     ahead = replace(before, txns={"nightly": {"query": "", "version": 9, "at": 1}})
     assert [*mirror(truncated_since, ahead).txns] == ["hourly"]
+
+
+def test_what_a_batch_replaces_stays_until_the_batch_is_there() -> None:
+    new = committed(NIGHTLY, replace(written("nightly", 8, 13, 14), is_replacing=True))
+    before = mirror(NIGHTLY, None, 9, 8, 10, 11, 12)
+    for complete, growing in (((), None), ((13,), 14), ((13,), 13)):
+        assert mirrored(new, before, complete, growing, "old/orders") is None
+    after = mirror(new, before, 13, 14)
+    assert (after.ledger_ids, after.deleting) == ([13, 14], (9, 8, 10, 11, 12))
+    copy = follow(NIGHTLY, None, {one: one for one in (9, 8, 10, 11, 12)})
+    assert copied(new, copy, {}, ORIGIN, "x", None) is None
+    assert follow(new, copy, {13: 13, 14: 14}).deleting == (9, 8, 10, 11, 12)
 
 
 def test_a_part_of_a_transaction_that_is_listed_stays() -> None:
