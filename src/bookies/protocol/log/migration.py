@@ -26,6 +26,7 @@ from bookies.protocol.log.log_model import (
     LEFT_OUT,
     MIGRATED_FROM,
     MIRROR_OF,
+    PARTED,
     Extent,
     LedgerEnd,
     Manifest,
@@ -36,7 +37,6 @@ from bookies.protocol.log.log_model import (
 from bookies.protocol.log.log_times import Point
 
 FROM = MIGRATED_FROM  # the label of a ledger too
-PARTED = "parted"  # field of a released mirror: number of its last extent then, and that one's last entry
 SWAP_MAX = 1000  # extents added by one swap of a list: the record of each one's ledger is a condition of the swap
 
 

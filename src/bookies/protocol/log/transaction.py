@@ -31,7 +31,17 @@ from msgspec.structs import replace
 
 from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import LedgerMetadata
-from bookies.protocol.log.log_model import LEFT_OUT, MIGRATED_FROM, LedgerEnd, Manifest, Written, appended, check_held
+from bookies.protocol.log.log_model import (
+    CUT_OVER,
+    LEFT_OUT,
+    MIGRATED_FROM,
+    PARTED,
+    LedgerEnd,
+    Manifest,
+    Written,
+    appended,
+    check_held,
+)
 
 RETENTION_MS = 30 * 24 * 3600 * 1000  # since an application's last transaction; then the list drops it
 REPLAY_GRACE_MS = 10 * 60 * 1000  # a repetition of a committed transaction may be writing its ledgers just now
@@ -90,13 +100,19 @@ def decide(
 ) -> Committed | OpenTail | Swap:
     """Decide a committer's next step. `manifests`: lists of the transaction's logs. `ends`: of ledgers that were ended.
 
-    Raises `TransactionRefused` (the application's last transaction is another query's), `LogNotFound`, `LogFenced`
-    (appends to the log are disallowed).
+    Raises `TransactionRefused` (the application's last transaction is another query's; or some logs have it, and others
+    lost it with their source), `LogNotFound`, `LogFenced` (appends to the log are disallowed).
     """
     for log, manifest in manifests.items():
         if manifest.is_deleting:
             raise LogNotFound(f"log {log} is being deleted")
-    if any(_knows(manifest, txn, txn.ledgers[log]) for log, manifest in manifests.items()):
+    if known := [log for log, manifest in manifests.items() if _knows(manifest, txn, txn.ledgers[log])]:
+        for log, manifest in manifests.items():
+            if log not in known and txn.ledgers[log] and not manifest.extra.keys().isdisjoint((PARTED, CUT_OVER)):
+                raise TransactionRefused(
+                    f"log {known[0]} has version {txn.version} of application {txn.app!r}, and log {log} lost it when "
+                    f"it was moved or restored: append the rows of {log} alone, under another txnAppId"
+                )
         return Committed({log: unlisted(manifest, txn.ledgers[log]) for log, manifest in manifests.items()})
     for log, manifest in manifests.items():
         check_held(manifest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bookies.errors import LogExists, LogFenced
+from bookies.errors import LogExists, LogFenced, TransactionRefused
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
@@ -452,6 +452,22 @@ def test_an_application_is_set_back_to_what_the_list_remembered_also_if_those_ro
     assert mirror(unreadable, before).txns == {}
     ahead = replace(before, txns={"nightly": {"query": "", "version": 9, "at": 1}})
     assert [*mirror(truncated_since, ahead).txns] == ["hourly"]
+
+
+def test_a_batch_that_only_some_of_its_logs_have_is_not_taken_for_committed() -> None:
+    part = released(mirror(NIGHTLY, None, 9, 8))
+    both = replace(
+        written("nightly", 7, 900),
+        ledgers={"orders": (Written(900, 9, 90),), "returns": (Written(901, 9, 90),)},
+        tokens={"orders": "tok", "returns": "tok"},
+    )
+    for log in (part, brought_back(NIGHTLY, {9: LedgerEnd(9, 90)}, ORIGIN)):
+        with pytest.raises(TransactionRefused, match=r"log orders has version 7 .* and log returns lost it"):
+            decide({"orders": NIGHTLY, "returns": log}, both, {}, 1_800_000_000_001)
+    only = replace(both, ledgers={"orders": (Written(900, 9, 90),), "returns": ()})
+    assert decide({"orders": NIGHTLY, "returns": part}, only, {}, 1) == Committed({"orders": [900], "returns": []})
+    forgotten = replace(NIGHTLY, txns={})
+    assert isinstance(decide({"orders": NIGHTLY, "returns": forgotten}, both, {}, 1), Committed)
 
 
 def test_what_a_batch_replaces_stays_until_the_batch_is_there() -> None:
