@@ -58,12 +58,12 @@ from bookies.protocol.log.migration import (
     FROM,
     MissingRange,
     check_may_follow,
+    check_moved,
     end_of,
     held,
     is_mirror,
     mirrored,
     missing_in,
-    moved_to,
     origin_of,
     switched_over,
 )
@@ -168,12 +168,18 @@ async def final_ends(client: Client, manifest: Manifest) -> dict[int, LedgerEnd]
     return ends
 
 
-async def stop_writing(client: Client, name: str, target: str) -> Manifest:
-    """Stop all appends to a log for ever, then end its open ledgers; return its list. `target`: where it went."""
+async def stop_writing(client: Client, name: str, target: str, *, is_former: bool = False) -> Manifest:
+    """Stop all appends to a log for ever, then end its open ledgers; return its list. `target`: where it goes.
+
+    `is_former`: it may have gone elsewhere before. Raises `LogFenced` if another log or cluster continues it, and then
+    ends no ledger: they may be copies that are being written.
+    """
     parts = client.transactions()
     records = ManifestLoop(parts.runtime, parts.driver, name)
     await records.refresh()
     manifest = await records.update(lambda current: held(current, target))
+    if not is_former:
+        check_moved(manifest, name, target)
     ends = await final_ends(client, manifest)
     return await records.update(lambda current: ended(current, ends))
 
@@ -319,7 +325,7 @@ class LogMirror:
         """Stop the former source, which the target has, and refuse to lose entries silently. Raises `LogExists`."""
         for is_stopped in (False, True):  # A log that is refused must not be stopped.
             own = await (
-                stop_writing(self._target, self.name, self.origin)
+                stop_writing(self._target, self.name, self.origin, is_former=True)
                 if is_stopped
                 else whole_list(self._target, self.name, with_unconfirmed=True)
             )
@@ -591,11 +597,6 @@ class LogMirror:
         """Stop the source, copy the rest, and release the mirror; return its end. Every step can be repeated."""
         await self._part_ids()
         source = await stop_writing(self._source, self.name, target_uri)
-        if source.held != (reason := moved_to(target_uri)):
-            raise LogFenced(
-                f"log {self.name} accepts no appends in the source: {source.held}. Only that one may continue it; if "
-                f"it is this one, give its metadata store as it stands there, and not: {reason}"
-            )
         for attempt in range(SWITCHES_MAX):
             self._due_s = 0.0  # Cursors too.
             try:

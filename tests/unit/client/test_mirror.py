@@ -13,7 +13,7 @@ from tests.fakes.world import World, play
 
 from bookies.client import mirror as mirroring
 from bookies.client.client import Client
-from bookies.client.mirror import LogMirror, mirror_state, promote, ranges_text, whole_list
+from bookies.client.mirror import LogMirror, mirror_state, promote, ranges_text, stop_writing, whole_list
 from bookies.encoding.envelope import Record
 from bookies.errors import (
     BookKeeperError,
@@ -175,6 +175,67 @@ def test_a_switch_over_waits_for_the_process_that_copies() -> None:
             with pytest.raises(LogFenced, match="was switched over"):
                 await copying
         assert [value for _, value in await entries(target)] == [b"one", b"two", b"three"]
+
+    play_two(act)
+
+
+async def load(client: Client) -> bool:
+    async with client.log("orders").transaction("nightly", 7) as batch:
+        await batch.append_many([b"%d" % number for number in range(3)])
+    return batch.was_committed_before
+
+
+def test_a_batch_that_the_mirror_never_got_can_be_repeated_there() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        await append(source, b"before")
+        await mirrored(source, target)
+        assert not await load(source)
+        await mirrored(source, target, steps=0)  # It has seen the source's list, and copied no ledger.
+        await promote(target, "orders")
+        assert not await load(target)
+        assert await load(target)
+        assert [value for _, value in await entries(target)] == [b"before", b"0", b"1", b"2"]
+
+    play_two(act)
+
+
+def test_rows_that_the_log_goes_on_without_stay_readable() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        await append(source, b"before")
+        await mirrored(source, target)
+        await load(source)
+        await promote(target, "orders")
+        await append(target, b"there")
+        await mirrored(target, source, drops=True)
+        async with LogMirror(target, source, "orders") as back:
+            await back.begin()
+            await back.switch_over("here")
+        [left] = [record.ledger_id async for record in source.ledgers(label=("sink.app", "nightly"))]
+        reaped = [row async for row in source.log("orders").reap(orphan_grace=0, replay_grace=0)]
+        assert [(row.ledger_id, row.outcome) for row in reaped] == [(left, "left out")]
+        async with source.open(left) as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"0", b"1", b"2"]
+
+    play_two(act)
+
+
+def test_a_log_that_another_cluster_continues_moves_nowhere_and_its_copy_stays_open() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source)
+        async with source.log("orders").lead() as leader, LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await leader.append_many([b"one", b"two"])
+            await mirror.step()
+            [growing] = (await target.log("orders").manifest()).open_ledgers
+            with pytest.raises(LogFenced, match=r"it is a mirror of .*\. Only that one may continue it"):
+                await stop_writing(target, "orders", "file:/third")
+            assert not (await target.metadata(growing)).is_closed
+        await stop_writing(source, "orders", "file:/second")
+        assert (await stop_writing(source, "orders", "file:/second")).held
+        with pytest.raises(LogFenced, match="it was moved to file:/second"):
+            await stop_writing(source, "orders", "file:/third")
 
     play_two(act)
 

@@ -333,7 +333,7 @@ async def _reap(client: Client, arguments: argparse.Namespace) -> Report:
         for row in rows
     ]
     table = Table(("ledger", "transaction", "partition", "age, s", "payload", "outcome"), cells, (0, 2, 3, 4))
-    is_done = all(row.outcome in ("listed", "young", "migrated", "garbage", "deleted") for row in rows)
+    is_done = all(row.outcome in ("listed", "young", "migrated", "left out", "garbage", "deleted") for row in rows)
     return Report([row._asdict() for row in rows], [table], 0 if is_done or arguments.json else 1)
 
 

@@ -89,7 +89,8 @@ class Found(NamedTuple):
 
 class Reaped(NamedTuple):
     """One row of the reaper. `outcome`: "listed", "young", "migrated" (a copy from another cluster, left alone),
-    "garbage" (of a dry run), "deleted", or why it was not deleted."""
+    "left out" (only this former source has its rows; left alone), "garbage" (of a dry run), "deleted", or why it was
+    not deleted."""
 
     ledger_id: int
     app: str

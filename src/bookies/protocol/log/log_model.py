@@ -53,6 +53,8 @@ RAW, ENVELOPE, SETS = "raw", "envelope", "sets"
 RECORD_FORMATS = (RAW, ENVELOPE, SETS)
 # Fields of the record of a log that was held, migrated or mirrored: see `protocol/log/migration.py`.
 HELD, MIGRATED_FROM, CUT_OVER, MIRROR_OF = "held", "migrated.from", "migrated.cut-over", "mirror.of"
+PARTED = "parted"  # of a released mirror: number of its last extent then, and that one's last entry
+LEFT_OUT = "mirror.left-out"  # ledgers with entries that only this former source has; it deletes none of them
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
 NAME_LENGTH_MAX = 200
 

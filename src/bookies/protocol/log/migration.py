@@ -14,17 +14,19 @@ end move to it, because entries that were read beyond it are lost. Source: spark
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from bookies.errors import LogExists
+from bookies.errors import LogExists, LogFenced
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import (
     CUT_OVER,
     HELD,
+    LEFT_OUT,
     MIGRATED_FROM,
     MIRROR_OF,
+    PARTED,
     Extent,
     LedgerEnd,
     Manifest,
@@ -35,7 +37,6 @@ from bookies.protocol.log.log_model import (
 from bookies.protocol.log.log_times import Point
 
 FROM = MIGRATED_FROM  # the label of a ledger too
-PARTED = "parted"  # field of a released mirror: number of its last extent then, and that one's last entry
 SWAP_MAX = 1000  # extents added by one swap of a list: the record of each one's ledger is a condition of the swap
 
 
@@ -50,49 +51,104 @@ def log_origin(cluster: str, name: str, source: Manifest) -> str:
 
 
 def copied(
-    source: Manifest, target: Manifest | None, ids: Mapping[int, int], origin: str, token: str, *, is_cut_over: bool
+    source: Manifest, target: Manifest | None, ids: Mapping[int, int], origin: str, token: str, moves_to: str | None
 ) -> Manifest | None:
     """Return the list of the log in the target; None: it is so already, or the cut-over is done.
 
     ids: ledger id in the source -> id of its copy in the target. For a ledger that shares its copy with others since a
         roll-up in the source, and was not copied before: an id that positions in the target name.
     token: token of a log that is new in the target.
-    The list ends before the first extent that is open or whose ledger was not copied. Rows, extents and transactions
-    keep their numbers. Raises `LogExists` if the target has a log of this name that is no copy.
+    moves_to: metadata store of the target, at a cut-over: it gets a log that is held for it, and no other.
+    The list ends before the first extent that is open or whose ledger was not copied. What is listed stays without a
+    new copy, because this run may have failed to read it, until the source truncates it. A cut-over needs all of `ids`.
+    Rows, extents and transactions keep their numbers. None also if the target follows a later list of the source.
+    Raises `LogExists` if the target has a log of this name that is no copy.
     """
     if target is not None and (target.extra.get(FROM) != origin or target.is_deleting):
         raise LogExists("the target has a log of this name that is no copy of it: delete or rename one of them")
-    if target is not None and target.extra.get(CUT_OVER):
+    if target is not None and (target.extra.get(CUT_OVER) or _is_older(source, target)):
         return None
-    # A position names the first copy of its extent, also after a compaction or a roll-up.
-    names = {extent.seq: extent.ledger_id for extent in target.extents} if target is not None else {}
+    listed_before = {extent.seq: extent for extent in target.extents} if target is not None else {}
     extents = []
-    for extent in source.extents:
-        if extent.last is None or extent.storage not in ids:
-            break
-        own = ids[extent.storage]
-        if extent.stored is None:
-            extents.append(replace(extent, ledger_id=own))
+    for extent in _growing_from(source, target):
+        before = listed_before.get(extent.seq)
+        if extent.last is not None and extent.storage in ids:
+            own = ids[extent.storage]
+            if extent.stored is None:
+                extents.append(replace(extent, ledger_id=own))
+            else:  # A position names the first copy of its extent, also after a compaction or a roll-up.
+                name = before.ledger_id if before is not None else ids.get(extent.ledger_id, own)
+                extents.append(replace(extent, ledger_id=name, stored=own))
+        elif before is not None:
+            extents.append(replace(before, first=max(before.first, extent.first)))
         else:
-            name = names.get(extent.seq, ids.get(extent.ledger_id, own))
-            extents.append(replace(extent, ledger_id=name, stored=own))
-    is_complete = is_cut_over and len(extents) == len(source.extents) and bool(source.held)
-    extra = {name: value for name, value in source.extra.items() if name not in (HELD, FROM, CUT_OVER)} | {FROM: origin}
+            break
+    if _waits(source, target, extents):
+        return None
+    is_read = all(extent.last is not None and extent.storage in ids for extent in source.extents)
+    is_whole = is_read and len(extents) == len(source.extents)
+    is_complete = is_whole and moves_to is not None and source.held == moved_to(moves_to)
+    states = (HELD, FROM, CUT_OVER, MIRROR_OF, LEFT_OUT)
+    extra = {name: value for name, value in source.extra.items() if name not in states} | {FROM: origin}
     extra |= {CUT_OVER: True} if is_complete else {HELD: f"it is being migrated from {origin}"}
     # Ledgers that the source has truncated since the last copy are deleted in the target too.
     listed = [extent.storage for extent in extents]
-    before = (*target.deleting, *target.storages) if target is not None else ()
-    deleting = dict.fromkeys(ledger_id for ledger_id in before if ledger_id not in listed)
+    earlier = (*target.deleting, *target.storages) if target is not None else ()
+    deleting = dict.fromkeys(ledger_id for ledger_id in earlier if ledger_id not in listed)
+    next_seq = target.next_seq if target is not None else 0
     copy = replace(
         source,
         token=target.token if target is not None else token,
         extents=tuple(extents),
-        next_seq=source.next_seq if is_complete else extents[-1].seq + 1 if extents else 0,
+        next_seq=source.next_seq if is_complete else extents[-1].seq + 1 if extents else next_seq,
         deleting=tuple(deleting),
         segments=_kept_segments(tuple(extents), target),
+        txns=_remembered(source, {extent.seq for extent in extents}, target),
         extra=extra,
     )
     return None if copy == target else copy
+
+
+def _is_older(source: Manifest, target: Manifest) -> bool:
+    """Report whether another run has let the target follow a later list of the source."""
+    is_behind = source.epoch < target.epoch or source.rows_truncated < target.rows_truncated
+    return is_behind or any(extent.seq >= source.next_seq for extent in target.extents)
+
+
+def _waits(source: Manifest, target: Manifest | None, extents: Sequence[Extent]) -> bool:
+    """Report whether the target keeps all that it lists, because nothing of the batch that replaces it is there yet."""
+    if extents or target is None or not target.extents or not source.extents:
+        return False
+    return source.extents[0].txn is not None and target.extents[-1].seq < source.extents[0].seq
+
+
+def _growing_from(source: Manifest, target: Manifest | None) -> list[Extent]:
+    """Return the source's extents without those before the target's first one: its list never grows at the front."""
+    first = target.extents[0].seq if target is not None and target.extents else 0
+    return [extent for extent in source.extents if extent.seq >= first]
+
+
+def as_planned(source: Manifest, planned: Manifest, target: Manifest, ids: Mapping[int, int]) -> Manifest:
+    """Return the source's list with extents of an earlier one, if only their ledgers of then were copied.
+
+    So a compaction or a roll-up during a long run does not keep the target from a list of its own.
+    """
+    listed = {extent.seq for extent in target.extents}
+    usable = [one for one in planned.extents if one.last is not None and one.storage in ids and one.seq not in listed]
+    former = {extent.seq: extent for extent in usable}
+    extents = [
+        replace(former[extent.seq], first=extent.first)
+        if extent.last is not None and extent.storage not in ids and extent.seq in former
+        else extent
+        for extent in source.extents
+    ]
+    return replace(source, extents=tuple(extents))
+
+
+def unread(source: Manifest, ids: Mapping[int, int]) -> list[int]:
+    """Return the ledgers of closed extents without a copy in `ids`."""
+    closed = (extent.storage for extent in source.extents if extent.last is not None)
+    return [ledger_id for ledger_id in dict.fromkeys(closed) if ledger_id not in ids]
 
 
 def _kept_segments(extents: tuple[Extent, ...], target: Manifest | None) -> tuple[Segment, ...]:
@@ -106,11 +162,13 @@ def _kept_segments(extents: tuple[Extent, ...], target: Manifest | None) -> tupl
 
 def at_once(source: Manifest, target: Manifest, ids: Mapping[int, int]) -> dict[int, int]:
     """Return the part of `ids` that one swap of the list may add: from the source's first extent on, without a gap."""
-    listed = {*target.storages}
+    listed, numbers = {*target.storages}, {extent.seq for extent in target.extents}
     part: dict[int, int] = {}
     new = set[int]()
-    for extent in source.extents:
+    for extent in _growing_from(source, target):
         copy = ids.get(extent.storage)
+        if copy is None and extent.seq in numbers:
+            continue  # It stays listed.
         new |= {copy} - listed if copy is not None else set()
         if copy is None or len(new) > SWAP_MAX:
             break
@@ -125,6 +183,50 @@ def unnamed(source: Manifest, target: Manifest, ids: Mapping[int, int]) -> list[
     return [extent.ledger_id for extent in shared if extent.ledger_id not in ids]
 
 
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+def _with_whole_transactions(extents: Sequence[Extent], source: Manifest, target: Manifest | None) -> list[Extent]:
+    """Return the first extents of a source's list without the end that is a part of a transaction.
+
+    What the target's list has stays.
+    """
+    listed = {(extent.seq, extent.ledger_id) for extent in (target.extents if target is not None else ())}
+    whole = list(extents)
+    following = next((extent for extent in source.extents if not whole or extent.seq > whole[-1].seq), None)
+    while whole and (last := whole[-1]).txn is not None and (last.seq, last.ledger_id) not in listed:
+        if last.last is not None and (following is None or following.txn != last.txn):
+            break
+        following = whole.pop()
+    return whole
+
+
+def _remembered(source: Manifest, listed: Collection[int], target: Manifest | None) -> dict[str, Any]:
+    """Return the last transactions that a list may remember as committed: those whose rows it has.
+
+    A later one is not, because its repetition would be taken for a duplicate, and its rows would be lost: its
+    application is set back to the one before it. `listed`: numbers of the extents that are there with all entries.
+    """
+    there: dict[str, list[int]] = {}
+    missing: dict[str, list[int]] = {}
+    for extent in source.extents:
+        app, _, version = (extent.txn or "").rpartition(":")
+        if version.isascii() and version.isdigit():
+            (there if extent.seq in listed else missing).setdefault(app, []).append(int(version))
+    txns = {}
+    for app, last in source.txns.items():
+        if app not in missing:
+            txns[app] = last
+        elif isinstance(last, Mapping):
+            known = there.get(app, [])
+            before = target.txns.get(app) if target is not None else None
+            if isinstance(before, Mapping) and before.get("query") == last.get("query"):
+                known = [*known, int(before.get("version", -1))]
+            if (whole := max((one for one in known if one < min(missing[app])), default=-1)) >= 0:
+                txns[app] = dict(last) | {"version": whole}
+    return txns
+
+
 def held(source: Manifest, target: str) -> Manifest | None:
     """Return the source's list with appends disallowed; None: they are already."""
     if source.held:
@@ -135,6 +237,15 @@ def held(source: Manifest, target: str) -> Manifest | None:
 def moved_to(target: str) -> str:
     """Return why a log that was handed to another cluster refuses appends."""
     return f"it was moved to {target}"
+
+
+def check_moved(source: Manifest, name: str, target: str) -> None:
+    """Check that a held log was handed to this target and to no other cluster. Raises `LogFenced`."""
+    if source.held != (reason := moved_to(target)):
+        raise LogFenced(
+            f"log {name} accepts no appends in the source: {source.held}. Only that one may continue it; if it is this "
+            f"one, give its metadata store as it stands there, and not: {reason}"
+        )
 
 
 # -- mirrors ---------------------------------------------------------------------------------------------------------
@@ -176,10 +287,12 @@ def check_may_follow(source: Manifest, target: Manifest | None, origin: str) -> 
 def mirrored(
     source: Manifest, target: Manifest | None, complete: Collection[int], growing: int | None, origin: str
 ) -> Manifest | None:
-    """Return the list of the mirror; None: it is so already. The list of a former source loses what `source` lacks.
+    """Return the list of the mirror; None: it is so already. The list of a former source loses what `source` lacks, and
+    names the ledgers that have it.
 
     complete: ledgers that the target has with all their entries.
     growing: the ledger that is being copied, if the target has its record. The list keeps one that it has.
+    The ledgers of a transaction are listed at once, and what it replaces is given up then.
     """
     listed = {(one.seq, one.ledger_id, one.last): one for one in (target.extents if target is not None else ())}
     extents = []
@@ -195,17 +308,22 @@ def mirrored(
             rewriting = dict.fromkeys(("last", "rows", "bytes", "stored", "kept", "shift", "created_ms"))
             extents.append(replace(extent, **rewriting))
         break
+    extents = _with_whole_transactions(extents, source, target)
+    if target is not None and is_mirror(target) and _waits(source, target, extents):
+        return None
     begin = extents[0].seq if extents else source.next_seq
     now = {(extent.seq, extent.ledger_id): extent.storage for extent in source.extents}
     storages = {extent.storage for extent in (*source.extents, *extents)}
-    is_former = target is not None and not is_mirror(target)
+    left_out = _left_out(source, target)
     gone = [
         extent.storage
         for extent in (target.extents if target is not None else ())
         if extent.storage not in storages
         and (extent.seq < begin or (extent.seq, extent.ledger_id) in now)
-        and not (is_former and first_apart(extent, source) is not None)  # Nothing else has these entries.
+        and extent.storage not in left_out
     ]
+    extra = {name: value for name, value in source.extra.items() if name != LEFT_OUT}
+    extra |= {LEFT_OUT: left_out} if left_out else {}
     copy = replace(
         source,
         extents=tuple(extents),
@@ -213,9 +331,19 @@ def mirrored(
         segments=_kept_segments(tuple(extents), target),
         epoch=max(source.epoch, target.epoch if target is not None else 0),
         next_seq=max(source.next_seq, target.next_seq if target is not None else 0),
-        extra=dict(source.extra) | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
+        txns=_remembered(source, {extent.seq for extent in extents if extent.last is not None}, target),
+        extra=extra | {MIRROR_OF: origin, HELD: f"it is a mirror of {origin}"},
     )
     return None if copy == target else copy
+
+
+def _left_out(source: Manifest, target: Manifest | None) -> list[int]:
+    """Return the ledgers of the target with entries that `source` lacks. A former source gets them once."""
+    if target is None:
+        return []
+    missing = () if is_mirror(target) else {one.ledger_id for one in missing_in(target, source)}
+    new = [extent.storage for extent in target.extents if extent.ledger_id in missing]
+    return list(dict.fromkeys((*target.extra.get(LEFT_OUT, ()), *new)))
 
 
 def switched_over(mirror: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
@@ -268,7 +396,8 @@ def missing_in(own: Manifest, other: Manifest) -> list[MissingRange]:
 def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -> Manifest:
     """Return the list of a log whose ledgers a backup has. `ends`: of the ledgers that were restored.
 
-    Missing ledgers at the beginning count as truncated; the list ends before a later one. Numbers of extents are not
+    Missing ledgers at the beginning count as truncated; the list ends before a later one, and before its transaction.
+    Numbers of extents are not
     reused. The label says that its writers' numbers are to be read from the log, and that no migration may change it.
     """
     whole = ended(source, ends) or source
@@ -281,6 +410,8 @@ def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -
             break
         elif extent.last is not None:
             rows += max(0, extent.last - extent.first + 1)
+    extents = _with_whole_transactions(extents, whole, None)
+    last = extents[-1].seq if extents else -1
     return replace(
         source,
         epoch=source.epoch + 1,
@@ -288,6 +419,7 @@ def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -
         deleting=tuple(ledger_id for ledger_id in source.deleting if ledger_id in ends),
         rows_truncated=rows,
         segments=(),
+        txns=_remembered(whole, {extent.seq for extent in whole.extents if extent.seq <= last}, None),
         extra=dict(source.extra) | {FROM: origin, CUT_OVER: True},
     )
 

@@ -31,7 +31,17 @@ from msgspec.structs import replace
 
 from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import LedgerMetadata
-from bookies.protocol.log.log_model import MIGRATED_FROM, LedgerEnd, Manifest, Written, appended, check_held
+from bookies.protocol.log.log_model import (
+    CUT_OVER,
+    LEFT_OUT,
+    MIGRATED_FROM,
+    PARTED,
+    LedgerEnd,
+    Manifest,
+    Written,
+    appended,
+    check_held,
+)
 
 RETENTION_MS = 30 * 24 * 3600 * 1000  # since an application's last transaction; then the list drops it
 REPLAY_GRACE_MS = 10 * 60 * 1000  # a repetition of a committed transaction may be writing its ledgers just now
@@ -90,13 +100,19 @@ def decide(
 ) -> Committed | OpenTail | Swap:
     """Decide a committer's next step. `manifests`: lists of the transaction's logs. `ends`: of ledgers that were ended.
 
-    Raises `TransactionRefused` (the application's last transaction is another query's), `LogNotFound`, `LogFenced`
-    (appends to the log are disallowed).
+    Raises `TransactionRefused` (the application's last transaction is another query's; or some logs have it, and others
+    lost it with their source), `LogNotFound`, `LogFenced` (appends to the log are disallowed).
     """
     for log, manifest in manifests.items():
         if manifest.is_deleting:
             raise LogNotFound(f"log {log} is being deleted")
-    if any(_knows(manifest, txn, txn.ledgers[log]) for log, manifest in manifests.items()):
+    if known := [log for log, manifest in manifests.items() if _knows(manifest, txn, txn.ledgers[log])]:
+        for log, manifest in manifests.items():
+            if log not in known and txn.ledgers[log] and not manifest.extra.keys().isdisjoint((PARTED, CUT_OVER)):
+                raise TransactionRefused(
+                    f"log {known[0]} has version {txn.version} of application {txn.app!r}, and log {log} lost it when "
+                    f"it was moved or restored: append the rows of {log} alone, under another txnAppId"
+                )
         return Committed({log: unlisted(manifest, txn.ledgers[log]) for log, manifest in manifests.items()})
     for log, manifest in manifests.items():
         check_held(manifest)
@@ -194,6 +210,7 @@ class Fate(enum.Enum):
     LISTED = "listed"
     YOUNG = "young"  # its transaction may still be in progress
     MIGRATED = "migrated"  # copied from another cluster, with the labels it has there; its migration may be in progress
+    LEFT_OUT = "left out"  # of a former source: has rows that the log in the other cluster never got
     GARBAGE = "garbage"
 
 
@@ -210,10 +227,13 @@ def fate(
     A ledger of a committed transaction that is not listed is left over from another attempt. One of a transaction that
     was not committed may still be in use; a query that resumes writes it again, so it is garbage after
     `orphan_grace_ms`. A copy from another cluster belongs to no transaction, despite its labels. A migration may list
-    it at any later time, or an operator copied that ledger alone; so it is never garbage, and an operator decides.
+    it at any later time, or an operator copied that ledger alone; so it is never garbage, and an operator decides. The
+    same holds for rows that only this cluster has, since another one continued the log.
     """
     if manifest is not None and metadata.ledger_id in (*manifest.storages, *manifest.deleting):
         return Fate.LISTED
+    if manifest is not None and metadata.ledger_id in manifest.extra.get(LEFT_OUT, ()):
+        return Fate.LEFT_OUT
     if MIGRATED_FROM in metadata.custom_metadata:
         return Fate.MIGRATED
     created = label(metadata, "created")

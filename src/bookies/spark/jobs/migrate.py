@@ -32,15 +32,17 @@ from bookies.errors import (
     LedgerExists,
     LedgerNotFound,
     LogExists,
+    LogNotFound,
     QuorumError,
     RecordExists,
     ReplicationFailed,
 )
 from bookies.metadata.interface.driver import LedgerAt
+from bookies.metadata.transfer import counted_names
 from bookies.model import LedgerMetadata
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.log_model import LedgerEnd, ended, pack_manifest
-from bookies.protocol.log.migration import FROM, at_once, copied, log_origin, origin_of, unnamed
+from bookies.protocol.log.migration import FROM, as_planned, at_once, copied, log_origin, origin_of, unnamed, unread
 from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, copying, ledger_selection
@@ -238,33 +240,50 @@ async def _ends(client: Client, manifest: Manifest) -> dict[int, LedgerEnd]:
 def _moved(
     config: JobConfig, cluster: str, name: str, manifest: Manifest, ids: Mapping[int, int]
 ) -> tuple[str, str, str, str, str, int, int, int, str]:
-    """Let the log's list in the target follow, or take over, and return its row."""
+    """Let the log's list in the target follow, or take over, and return its row. `manifest`: the list of the plan."""
 
-    async def source(client: Client) -> Manifest:
-        return ended(manifest, await _ends(client, manifest)) or manifest
+    async def source(client: Client) -> tuple[Manifest, Manifest]:
+        """Return the list as it is now, too: what has left it since the plan was truncated."""
+        now = await client.log(name).manifest()
+        ends = await _ends(client, now)
+        return ended(now, ends) or now, ended(manifest, ends) or manifest
 
-    basis: Manifest = common.ask(config.uri, source)
+    target = str(config.options["target"])
 
     async def swap(client: Client) -> Manifest:
-        return await _swapped(client, cluster, name, basis, ids, is_cut_over=bool(config.options["cut_over"]))
+        return await _swapped(client, cluster, name, basis, ids, target if config.options["cut_over"] else None)
 
     try:
-        target_manifest: Manifest = common.ask(str(config.options["target"]), swap)
-    except (LogExists, LedgerNotFound) as error:
+        basis = common.ask(config.uri, source)
+        target_manifest: Manifest = common.ask(target, swap)
+    except (LogExists, LogNotFound, LedgerNotFound) as error:
         return config.run_id, LOG, name, name, common.FAILED, 0, 0, 0, str(error)
     rows = sum(extent.rows or 0 for extent in target_manifest.extents)
     size = sum(extent.bytes or 0 for extent in target_manifest.extents)
-    left = len(basis.extents) - len(target_manifest.extents)
-    explanation = f"{left} ledgers of the source are still to be copied" if target_manifest.held and left else ""
     is_late = bool(config.options["cut_over"] and target_manifest.held)
+    left = len(basis[0].extents) - len(target_manifest.extents)
+    explanation = f"{left} ledgers of the source are still to be copied" if target_manifest.held and left > 0 else ""
+    if is_late and not explanation and (missed := unread(basis[0], ids)):
+        explanation = f"not compared in this run: {counted_names(missed, 'ledger')}; repeat it under a new run id"
     outcome = common.PARTLY if is_late else FOLLOWS if target_manifest.held else MOVED
     return config.run_id, LOG, name, name, outcome, rows, size, 0, explanation
 
 
 async def _swapped(
-    client: Client, cluster: str, name: str, source: Manifest, ids: Mapping[int, int], *, is_cut_over: bool
+    client: Client,
+    cluster: str,
+    name: str,
+    lists: tuple[Manifest, Manifest],
+    ids: Mapping[int, int],
+    moves_to: str | None,
 ) -> Manifest:
-    """Return the target's list once no change is left. Raises `LogExists`, `LedgerNotFound`."""
+    """Return the target's list once no change is left. `lists`: of the source, now and when the run was planned.
+
+    `moves_to`: metadata store of the target, at a cut-over.
+
+    Raises `LogExists`, `LedgerNotFound`.
+    """
+    source, planned = lists
     parts = client.transactions()
     origin = log_origin(cluster, name, source)
     token = f"{parts.runtime.random.getrandbits(64):016x}"
@@ -272,7 +291,8 @@ async def _swapped(
     sources = {copy: ledger_id for ledger_id, copy in ids.items()}
 
     def change(current: Manifest) -> Manifest | None:
-        return copied(source, current, at_once(source, current, ids), origin, token, is_cut_over=is_cut_over)
+        basis = as_planned(source, planned, current, ids)
+        return copied(basis, current, at_once(basis, current, ids), origin, token, moves_to)
 
     async def conditions(current: Manifest) -> list[LedgerAt]:
         """Return conditions that every newly listed copy exists: one may have been deleted since it was written."""
@@ -292,12 +312,13 @@ async def _swapped(
         return steps
 
     if name not in await client.logs(name):
-        new = copied(source, None, {}, origin, token, is_cut_over=False)
+        new = copied(source, None, {}, origin, token, None)
         assert new is not None
         with contextlib.suppress(RecordExists):  # Created by another run; `copied` refuses another log's.
             await parts.driver.create_record(LOGS + name, pack_manifest(new))
     manifest = await records.refresh()
-    ids = {**ids} | {one: await parts.driver.next_ledger_id() for one in unnamed(source, manifest, ids)}
+    nameless = unnamed(as_planned(source, planned, manifest, ids), manifest, ids)
+    ids = {**ids} | {one: await parts.driver.next_ledger_id() for one in nameless}
     while change(manifest) is not None:
         manifest = await records.update(change, conditions)
     return manifest

@@ -188,7 +188,7 @@ def records_brought_back(backup: Backup) -> tuple[dict[str, bytes], list[Row]]:
         kept |= {segment: content for segment, (content, _) in layout.new.items()}
         kept[LOGS + name] = layout.head
         _follow(kept, name, source, restored)
-        rows.append(_log_row(name, source, restored, backup.omitted))
+        rows.append(_log_row(name, source, restored, backup.omitted, ends))
     return kept, rows
 
 
@@ -219,7 +219,9 @@ def _follow(kept: dict[str, bytes], name: str, source: Manifest, restored: Manif
         kept[TIMES + name] = pack_times(source.token, points)
 
 
-def _log_row(name: str, source: Manifest, restored: Manifest, omitted: Mapping[int, str]) -> Row:
+def _log_row(
+    name: str, source: Manifest, restored: Manifest, omitted: Mapping[int, str], ends: Mapping[int, LedgerEnd]
+) -> Row:
     rows, size = (sum(getattr(extent, field) or 0 for extent in restored.extents) for field in ("rows", "bytes"))
     listed = {extent.seq for extent in restored.extents}
     last = restored.extents[-1].seq if restored.extents else -1
@@ -229,6 +231,9 @@ def _log_row(name: str, source: Manifest, restored: Manifest, omitted: Mapping[i
         texts.append(f"begins after {counted_names(before, 'ledger')}, which the backup lacks")
     if after := list(dict.fromkeys(extent.storage for extent in missing if extent.seq > last)):
         reason = omitted.get(after[0], "it was created after the run had begun, or deleted")
+        if after[0] in ends:
+            lost = next(one for one in after if one not in ends)
+            reason = f"its transaction is not whole: the backup lacks ledger {lost}"
         texts.append(f"ends at {end_of(restored) or 'its beginning'}, before ledger {after[0]} ({reason})")
         if len(after) > 1:
             texts.append(f"not listed either: {counted_names(after[1:], 'later ledger')}")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bookies.errors import LogExists, LogFenced
-from bookies.model import DigestType
+from bookies.errors import LogExists, LogFenced, TransactionRefused
+from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import (
+    LEFT_OUT,
     Extent,
     LedgerEnd,
     Segment,
+    Written,
     check_held,
     emptied,
     pack_manifest,
@@ -22,9 +24,11 @@ from bookies.protocol.log.log_model import (
 from bookies.protocol.log.log_times import Point
 from bookies.protocol.log.migration import (
     SWAP_MAX,
+    as_planned,
     at_once,
     brought_back,
     check_may_follow,
+    check_moved,
     copied,
     cursors_brought_back,
     end_of,
@@ -37,7 +41,9 @@ from bookies.protocol.log.migration import (
     switched_over,
     times_brought_back,
     unnamed,
+    unread,
 )
+from bookies.protocol.log.transaction import Committed, Fate, Origin, Swap, Transaction, decide, fate, labels_of
 
 SOURCE = Manifest(
     "tok",
@@ -55,7 +61,7 @@ ORIGIN = log_origin("old", "orders", SOURCE)
 
 
 def follow(source: Manifest, found: Manifest | None, ids: dict[int, int], *, is_cut_over: bool = False) -> Manifest:
-    made = copied(source, found, ids, ORIGIN, "new", is_cut_over=is_cut_over)
+    made = copied(source, found, ids, ORIGIN, "new", "file:/new" if is_cut_over else None)
     assert made is not None
     return made
 
@@ -68,11 +74,67 @@ def test_a_copy_follows_and_is_held() -> None:
     assert (second.token, second.rows_truncated, second.next_seq) == ("new", 70, 8)
     with pytest.raises(LogFenced, match="being migrated"):
         check_held(second)
-    assert copied(SOURCE, second, {60: 160, 61: 161}, ORIGIN, "x", is_cut_over=False) is None
+    assert copied(SOURCE, second, {60: 160, 61: 161}, ORIGIN, "x", None) is None
     shorter = replace(SOURCE, extents=SOURCE.extents[1:], rows_truncated=75)
     third = follow(shorter, second, {61: 161})
     assert (third.ledger_ids, third.deleting, third.rows_truncated) == ([161], (160,), 75)
     assert parse_manifest("orders", pack_manifest(third)) == third
+
+
+CLOSED = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 1, 2, 7)))
+ALL = {60: 160, 61: 161, 62: 162}
+
+
+def test_what_is_listed_stays_until_the_source_truncates_it() -> None:
+    """Whatever a later run could not read: its copy there may be the only good one."""
+    whole = follow(CLOSED, None, ALL)
+    for ids in ({}, {61: 161, 62: 162}, {60: 160, 62: 162}, {60: 160, 61: 161}):
+        assert copied(CLOSED, whole, at_once(CLOSED, whole, ids), ORIGIN, "x", None) is None
+    opened = replace(CLOSED, extents=(*CLOSED.extents[:2], Extent(8, 62)))
+    assert copied(opened, whole, {}, ORIGIN, "x", None) is None
+    cut = replace(CLOSED, extents=(replace(CLOSED.extents[1], first=2), CLOSED.extents[2]), rows_truncated=77)
+    shorter = follow(cut, whole, {})
+    assert (shorter.ledger_ids, shorter.extents[0].first, shorter.deleting) == ([161, 162], 2, (160,))
+    compacted = replace(CLOSED, extents=(replace(CLOSED.extents[0], stored=80, kept=2), *CLOSED.extents[1:]))
+    assert copied(compacted, whole, {}, ORIGIN, "x", None) is None
+    emptied_there = follow(replace(CLOSED, extents=(), rows_truncated=81), whole, {})
+    assert (emptied_there.extents, emptied_there.deleting, emptied_there.next_seq) == ((), (160, 161, 162), 9)
+
+
+def test_a_run_with_an_earlier_list_takes_nothing_back() -> None:
+    later = follow(replace(CLOSED, extents=CLOSED.extents[1:], rows_truncated=75), None, ALL)
+    for older in (
+        CLOSED,  # before the truncation
+        replace(CLOSED, extents=CLOSED.extents[1:2], rows_truncated=75, next_seq=8),  # before the last ledger
+        replace(CLOSED, extents=CLOSED.extents[1:], rows_truncated=75, epoch=3),
+    ):
+        assert copied(older, later, ALL, ORIGIN, "x", "file:/new") is None
+    empty = Extent(5, 59, 1, 0, 0, 0)
+    unlisted = replace(CLOSED, extents=(empty, *CLOSED.extents[1:]), rows_truncated=75)
+    assert at_once(unlisted, later, {61: 161}) == {61: 161}
+    assert copied(unlisted, later, {59: 159, 61: 161}, ORIGIN, "x", None) is None
+
+
+def test_what_was_rewritten_during_the_first_run_is_listed_as_it_was_copied() -> None:
+    none = follow(CLOSED, None, {})
+    rewritten = replace(CLOSED.extents[0], first=7, stored=80, kept=2)
+    now = replace(CLOSED, extents=(rewritten, *CLOSED.extents[1:]), rows_truncated=72)
+    basis = as_planned(now, CLOSED, none, ALL)
+    assert basis == replace(now, extents=(replace(CLOSED.extents[0], first=7), *CLOSED.extents[1:]))
+    whole = follow(basis, none, ALL)
+    assert as_planned(now, CLOSED, whole, ALL) == now
+    assert as_planned(now, CLOSED, none, ALL | {80: 180}) == now
+    opened = replace(now, extents=(Extent(6, 60, 7),))
+    assert as_planned(opened, CLOSED, none, {}) == opened
+    assert (unread(now, ALL), unread(SOURCE, {60: 160})) == ([80], [61])
+
+
+def test_a_cut_over_waits_for_a_run_that_has_read_everything() -> None:
+    over = held(CLOSED, "file:/new")
+    assert over is not None
+    whole = follow(CLOSED, None, ALL)
+    assert follow(over, whole, {60: 160, 61: 161}, is_cut_over=True).held
+    assert not follow(over, whole, ALL, is_cut_over=True).held
 
 
 def test_the_target_is_free_only_when_the_source_is_held_and_all_is_there() -> None:
@@ -89,7 +151,22 @@ def test_the_target_is_free_only_when_the_source_is_held_and_all_is_there() -> N
     assert not free.held
     assert free.next_seq == 9
     later = replace(free, extents=(*free.extents, Extent(9, 99)), next_seq=10)
-    assert copied(over, later, ids, ORIGIN, "x", is_cut_over=True) is None  # it goes its own way
+    assert copied(over, later, ids, ORIGIN, "x", "file:/new") is None  # it goes its own way
+
+
+def test_a_log_moves_to_one_cluster() -> None:
+    over = held(CLOSED, "file:/old")
+    assert over is not None
+    check_moved(over, "orders", "file:/old")
+    with pytest.raises(LogFenced, match=r"it was moved to file:/old\. Only that one may continue it"):
+        check_moved(over, "orders", "file:/new")
+    assert follow(over, None, ALL, is_cut_over=True).held
+    followed = mirrored(CLOSED, None, {60, 61, 62}, None, "older/orders")
+    assert followed is not None
+    with pytest.raises(LogFenced, match=r"it is a mirror of older/orders\. Only that one"):
+        check_moved(followed, "orders", "file:/new")
+    copy = follow(followed, None, ALL, is_cut_over=True)
+    assert (bool(copy.held), is_mirror(copy)) == (True, False)
 
 
 def test_a_copy_is_truncated_at_its_source_only() -> None:
@@ -103,10 +180,10 @@ def test_a_copy_is_truncated_at_its_source_only() -> None:
 
 def test_a_log_that_is_no_copy_is_left_alone() -> None:
     with pytest.raises(LogExists, match="no copy of it"):
-        copied(SOURCE, replace(SOURCE, token="other"), {}, ORIGIN, "x", is_cut_over=False)
+        copied(SOURCE, replace(SOURCE, token="other"), {}, ORIGIN, "x", None)
     deleting = emptied(follow(SOURCE, None, {60: 160}))
     with pytest.raises(LogExists):
-        copied(SOURCE, deleting, {}, ORIGIN, "x", is_cut_over=False)
+        copied(SOURCE, deleting, {}, ORIGIN, "x", None)
 
 
 def test_a_ledger_is_known_by_its_cluster_and_its_id() -> None:
@@ -139,7 +216,8 @@ def test_one_swap_adds_a_limited_number_of_ledgers_and_leaves_no_gap() -> None:
     listed = follow(source, empty, part)
     assert at_once(source, listed, ids) == ids, "those that are listed need no condition any more"
     del ids[3]
-    assert list(at_once(source, listed, ids)) == [0, 1, 2]
+    assert list(at_once(source, empty, ids)) == [0, 1, 2]
+    assert at_once(source, listed, ids) == ids, "a listed one stays without a copy, and what follows it is added"
 
 
 def test_a_compacted_extent_keeps_its_positions_in_the_target() -> None:
@@ -242,10 +320,10 @@ def test_entries_that_a_released_mirror_never_had_are_not_taken_for_truncated() 
     assert missing_in(former, log) == [(62, 4, 9), (63, 0, 0)]
     copy = mirror(log, former)
     assert copy.deleting == (60, 61)  # The others are the only copy.
-    assert mirror(replace(log, extents=(Extent(11, 1_000_065),)), replace(copy, extents=former.extents)).deleting == (
-        *(60, 61, 62),
-        63,
-    )
+    later = replace(log, extents=(Extent(11, 1_000_065),))
+    assert mirror(later, replace(copy, extents=former.extents)).deleting == (60, 61)
+    other = replace(copy, extents=former.extents, extra=mirror(later, None).extra)
+    assert mirror(later, other).deleting == (60, 61, 62, 63), "a mirror that was no source has only copies"
     nothing = switched_over(mirror(SOURCE, None), {})
     assert nothing is not None
     assert missing_in(former, replace(log, extra=nothing.extra))[0] == (60, 5, 9)
@@ -274,6 +352,143 @@ def test_a_log_follows_only_its_own_source() -> None:
         check_may_follow(SOURCE, whole, "older/orders")
 
 
+def test_ledgers_that_a_former_source_has_left_out_are_never_garbage() -> None:
+    """Not even after it has become the source again. Its mirror has none of them."""
+    former = committed(NIGHTLY, written("nightly", 8, 13), written("nightly", 9, 14))
+    log = committed(released(mirror(NIGHTLY, None, 9, 8, 10, 11, 12)), written("nightly", 9, 1_000_014))
+    copy = mirror(log, former, 9, 8, 10, 11, 12, 1_000_014)
+    assert copy.ledger_ids == [9, 8, 10, 11, 12, 1_000_014]
+    again = released(mirror(replace(log, epoch=9), copy, 9, 8, 10, 11, 12, 1_000_014))
+    for one in (parse_manifest("orders", pack_manifest(copy)), again):
+        for ledger_id in (13, 14):
+            assert fate(one, transactional(ledger_id, 8), 10**15) is Fate.LEFT_OUT
+        assert fate(one, transactional(15, 9), 10**15) is Fate.GARBAGE
+    assert LEFT_OUT not in mirror(again, None).extra
+    assert LEFT_OUT not in follow(again, None, {}).extra
+
+
+def test_a_ledger_of_which_the_log_has_a_part_stays_when_it_leaves_the_log() -> None:
+    former = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 9, 10, 50)))
+    log = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 3, 4, 20)), epoch=6)
+    copy = mirror(log, former, 60, 61, 62)
+    assert copy.storages == [60, 61, 62]
+    assert mirror(replace(log, extents=(), rows_truncated=83), copy).deleting == (60, 61)
+
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+def written(app: str, version: int, *ledger_ids: int) -> Transaction:
+    ends = tuple(Written(ledger_id, 9, 90) for ledger_id in ledger_ids)
+    return Transaction(app, version, "", {"orders": ends}, {"orders": "tok"})
+
+
+def committed(log: Manifest, *transactions: Transaction) -> Manifest:
+    for transaction in transactions:
+        step = decide({"orders": log}, transaction, {}, 1_800_000_000_000)
+        assert isinstance(step, Swap)
+        log = step.manifests["orders"]
+    return log
+
+
+EMPTY = replace(SOURCE, extents=(), next_seq=0)
+NIGHTLY = committed(EMPTY, written("nightly", 6, 9), written("hourly", 1, 8), written("nightly", 7, 10, 11, 12))
+
+
+def transactional(ledger_id: int, version: int) -> LedgerMetadata:
+    labels = labels_of(Origin("nightly", version, "", 0, "a"), "orders", "tok", 1)
+    return LedgerMetadata(
+        *(ledger_id, 1, 1, 1, ((0, (BookieId("b"),)),), LedgerState.CLOSED, 9, 90),
+        custom_metadata={name: value.encode() for name, value in labels.items()},
+    )
+
+
+def is_known(log: Manifest, *transactions: Transaction) -> list[bool]:
+    return [isinstance(decide({"orders": log}, one, {}, 1_800_000_000_001), Committed) for one in transactions]
+
+
+def released(log: Manifest) -> Manifest:
+    free = switched_over(log, {})
+    assert free is not None
+    return free
+
+
+@pytest.mark.parametrize("complete", [(9, 8), (9, 8, 10), (9, 8, 10, 11), (9, 8, 10, 12)])
+def test_a_released_mirror_takes_the_repetition_of_a_transaction_whose_rows_it_lacks(complete: tuple[int, ...]) -> None:
+    """And it has none of them, because a part of a transaction was never committed."""
+    repeated = [written("nightly", 7, 900, 901), written("nightly", 6, 902), written("hourly", 1, 903)]
+    for growing in (None, 10, 11, 12):
+        list_there = mirror(NIGHTLY, None, *complete, growing=growing)
+        assert list_there.ledger_ids == [9, 8]
+        assert is_known(released(list_there), *repeated) == [False, True, True]
+    copy = follow(NIGHTLY, None, {one: one for one in complete})
+    assert copy.txns["nightly"]["version"] == 6
+    restored = brought_back(NIGHTLY, {one: LedgerEnd(9, 90) for one in complete}, ORIGIN)
+    assert restored.ledger_ids == [9, 8]
+    assert is_known(restored, *repeated) == [False, True, True]
+
+
+def test_a_transaction_is_remembered_once_all_of_it_is_there_and_while_it_is_truncated() -> None:
+    again = written("nightly", 7, 900)
+    whole = mirror(NIGHTLY, mirror(NIGHTLY, None, 9, 8), 9, 8, 10, 11, 12)
+    assert (whole.extents, whole.txns) == (NIGHTLY.extents, NIGHTLY.txns)
+    assert is_known(released(whole), again) == [True]
+    cut = truncated(NIGHTLY, Position(12, 5), {}, 9)
+    assert cut is not None
+    assert is_known(released(mirror(cut, whole, 12)), again) == [True]
+    assert is_known(brought_back(NIGHTLY, {12: LedgerEnd(9, 90)}, ORIGIN), again) == [True]
+    assert is_known(brought_back(NIGHTLY, {}, ORIGIN), again, written("hourly", 1, 901)) == [False, False]
+
+
+def test_an_application_is_set_back_to_what_the_list_remembered_also_if_those_rows_are_truncated() -> None:
+    before = replace(mirror(NIGHTLY, None, 9, 8, 10, 11, 12), extents=())
+    truncated_since = replace(
+        committed(NIGHTLY, written("nightly", 9, 13)), extents=(Extent(5, 13, 0, 9, 10, 90, "nightly:9"),)
+    )
+    assert mirror(truncated_since, before).txns["nightly"]["version"] == 7
+    other = replace(truncated_since, txns={"nightly": {"query": "q", "version": 9, "at": 1}, "hourly": "?"})
+    assert mirror(other, before).txns == {"hourly": "?"}
+    unreadable = replace(other, txns={"nightly": "?"})
+    assert mirror(unreadable, before).txns == {}
+    ahead = replace(before, txns={"nightly": {"query": "", "version": 9, "at": 1}})
+    assert [*mirror(truncated_since, ahead).txns] == ["hourly"]
+
+
+def test_a_batch_that_only_some_of_its_logs_have_is_not_taken_for_committed() -> None:
+    part = released(mirror(NIGHTLY, None, 9, 8))
+    both = replace(
+        written("nightly", 7, 900),
+        ledgers={"orders": (Written(900, 9, 90),), "returns": (Written(901, 9, 90),)},
+        tokens={"orders": "tok", "returns": "tok"},
+    )
+    for log in (part, brought_back(NIGHTLY, {9: LedgerEnd(9, 90)}, ORIGIN)):
+        with pytest.raises(TransactionRefused, match=r"log orders has version 7 .* and log returns lost it"):
+            decide({"orders": NIGHTLY, "returns": log}, both, {}, 1_800_000_000_001)
+    only = replace(both, ledgers={"orders": (Written(900, 9, 90),), "returns": ()})
+    assert decide({"orders": NIGHTLY, "returns": part}, only, {}, 1) == Committed({"orders": [900], "returns": []})
+    forgotten = replace(NIGHTLY, txns={})
+    assert isinstance(decide({"orders": NIGHTLY, "returns": forgotten}, both, {}, 1), Committed)
+
+
+def test_what_a_batch_replaces_stays_until_the_batch_is_there() -> None:
+    new = committed(NIGHTLY, replace(written("nightly", 8, 13, 14), is_replacing=True))
+    before = mirror(NIGHTLY, None, 9, 8, 10, 11, 12)
+    for complete, growing in (((), None), ((13,), 14), ((13,), 13)):
+        assert mirrored(new, before, complete, growing, "old/orders") is None
+    after = mirror(new, before, 13, 14)
+    assert (after.ledger_ids, after.deleting) == ([13, 14], (9, 8, 10, 11, 12))
+    copy = follow(NIGHTLY, None, {one: one for one in (9, 8, 10, 11, 12)})
+    assert copied(new, copy, {}, ORIGIN, "x", None) is None
+    assert follow(new, copy, {13: 13, 14: 14}).deleting == (9, 8, 10, 11, 12)
+
+
+def test_a_part_of_a_transaction_that_is_listed_stays() -> None:
+    """An earlier version listed a transaction's ledgers one by one."""
+    former = replace(mirror(NIGHTLY, None, 9, 8), extents=NIGHTLY.extents[:3])
+    assert mirrored(NIGHTLY, former, (9, 8, 10, 11), None, "old/orders") is None
+    assert mirror(NIGHTLY, former, 9, 8, 10, 11, 12).extents == NIGHTLY.extents
+
+
 # -- from a backup ---------------------------------------------------------------------------------------------------
 
 
@@ -297,7 +512,7 @@ def test_a_log_of_a_backup_ends_before_the_first_missing_ledger() -> None:
     assert (log.rows_truncated, log.deleting, log.segments) == (70, (51,), ())
     assert end_of(log) == Position(61, 4)
     assert not log.held
-    assert copied(WHOLE, log, {}, ORIGIN, "x", is_cut_over=False) is None  # no migration changes it
+    assert copied(WHOLE, log, {}, ORIGIN, "x", None) is None  # no migration changes it
     assert parse_manifest("orders", pack_manifest(log)) == log
     with_open = brought_back(WHOLE, ENDS | {62: LedgerEnd(1, 7)}, ORIGIN)
     assert with_open.extents[-1] == Extent(8, 62, 0, 1, 2, 7)

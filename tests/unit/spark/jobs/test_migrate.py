@@ -15,10 +15,10 @@ from bookies.metadata.interface.driver import Step
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, log_segments, migration
 from bookies.protocol.log.log_model import Extent
-from bookies.protocol.log.migration import origin_of
+from bookies.protocol.log.migration import moved_to, origin_of
 from bookies.spark.jobs.migrate import _naming, _swapped
 
-CLUSTER = "old"
+CLUSTER, HERE = "old", "file:/new"
 
 
 async def copies(target: Client, count: int) -> tuple[Manifest, dict[int, int]]:
@@ -34,7 +34,7 @@ async def copies(target: Client, count: int) -> tuple[Manifest, dict[int, int]]:
 
 
 async def follow(target: Client, source: Manifest, ids: Mapping[int, int], *, is_cut_over: bool = False) -> Manifest:
-    made = await _swapped(target, CLUSTER, "orders", source, ids, is_cut_over=is_cut_over)
+    made = await _swapped(target, CLUSTER, "orders", (source, source), ids, HERE if is_cut_over else None)
     assert made == await target.log("orders").manifest()
     return made
 
@@ -51,7 +51,7 @@ def test_a_list_never_names_a_copy_that_was_deleted(is_late: bool, monkeypatch: 
     async def main(world: World) -> None:
         target = await world.client()
         source, ids = await copies(target, 3)
-        held = replace(source, extra={"held": "it was moved"})
+        held = replace(source, extra={"held": moved_to(HERE)})
         await follow(target, replace(source, extents=source.extents[:1]), ids)
         transact = MemoryDriver.transact
 
@@ -84,6 +84,24 @@ def test_the_reaper_leaves_copies_to_the_migration() -> None:
     play(main, bookie_count=1)
 
 
+def test_what_a_later_run_could_not_read_stays_listed_and_is_never_deleted() -> None:
+    async def main(world: World) -> None:
+        target = await world.client()
+        source, ids = await copies(target, 3)
+        source = replace(source, retention={"age_ms": 1})
+        await follow(target, source, ids)
+        for failed in (500, 501, 502):
+            await follow(target, source, {number: copy for number, copy in ids.items() if number != failed})
+        assert (await follow(target, source, {})).deleting == ()
+        await target.log("orders").apply_retention()
+        assert await read(target) == [b"500", b"501", b"502"]
+        truncated = replace(source, extents=source.extents[1:], rows_truncated=1)
+        assert (await follow(target, truncated, {})).deleting == (ids[500],)
+        assert await read(target) == [b"501", b"502"]
+
+    play(main, bookie_count=1)
+
+
 def test_a_long_list_comes_in_parts_with_segments_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration, "SWAP_MAX", 4)
     monkeypatch.setattr(log_segments, "HEAD_EXTENTS_MAX", 6)
@@ -97,7 +115,7 @@ def test_a_long_list_comes_in_parts_with_segments_of_its_own(monkeypatch: pytest
         made = await follow(target, replace(stored, extents=stored.extents[:20]), ids)
         assert made.segments
         assert await read(target) == [b"%d" % number for number in range(500, 520)]
-        held = replace(stored, extra={"held": "it was moved"})
+        held = replace(stored, extra={"held": moved_to(HERE)})
         assert not (await follow(target, held, ids, is_cut_over=True)).held
         assert await read(target) == [b"%d" % number for number in range(500, 525)]
 

@@ -97,6 +97,17 @@ def test_a_log_says_which_ledgers_it_lacks() -> None:
     assert parse_manifest("orders", records["logs/orders"]).rows_truncated == 1
 
 
+def test_a_log_ends_before_a_batch_that_the_backup_has_in_part() -> None:
+    extents = (LIST.extents[0], *(replace(extent, last=3, txn="load:7") for extent in LIST.extents[1:]))
+    txns = {"load": {"query": "", "version": 7, "at": 1}}
+    records, [row] = records_brought_back(backup({}, replace(LIST, extents=extents, txns=txns)))
+    assert row[5] == (
+        "ends at 60:10, before ledger 61 (its transaction is not whole: the backup lacks ledger 62); "
+        "not listed either: 1 later ledger (62)"
+    )
+    assert parse_manifest("orders", records["logs/orders"]).txns == {}
+
+
 def test_a_long_list_has_segments_of_its_own() -> None:
     count = 3 * log_segments.HEAD_EXTENTS_MAX
     manifest = replace(LIST, next_seq=count, extents=tuple(Extent(seq, seq, 0, 0, 1, 1) for seq in range(count)))
