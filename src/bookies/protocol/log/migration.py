@@ -397,8 +397,8 @@ def brought_back(source: Manifest, ends: Mapping[int, LedgerEnd], origin: str) -
     """Return the list of a log whose ledgers a backup has. `ends`: of the ledgers that were restored.
 
     Missing ledgers at the beginning count as truncated; the list ends before a later one, and before its transaction.
-    Numbers of extents are not
-    reused. The label says that its writers' numbers are to be read from the log, and that no migration may change it.
+    Numbers of extents are not reused. The label says that its writers' numbers are to be read from the log, and that no
+    migration may change it.
     """
     whole = ended(source, ends) or source
     extents: list[Extent] = []
