@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from bookies.admin.verbs.lock import LOST, _run
+from bookies.admin.verbs.lock_guard import Guard
 from bookies.client.turns.lease import Lease
 
 TTL_S = 20.0
@@ -45,8 +46,12 @@ class FakeLease:
 
 
 async def run(lease: FakeLease, *command: str, grace_s: float = TTL_S / 2) -> int:
-    async with asyncio.timeout(30):
-        return await _run(cast(Lease, lease), list(command), TTL_S, grace_s)
+    guard = await Guard.start()
+    try:
+        async with asyncio.timeout(30):
+            return await _run(cast(Lease, lease), guard, list(command), TTL_S, grace_s)
+    finally:
+        await guard.end()
 
 
 def test_a_lock_that_was_lost_while_the_command_was_started(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +81,7 @@ def test_a_command_that_ignores_sigterm(tmp_path: pathlib.Path, is_lost: bool) -
         if is_lost:
             assert await running == LOST
         else:
-            while not ready.exists():  # noqa: ASYNC110 - another process writes it
+            while not ready.exists() and not running.done():  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(0.01)
             for _ in range(2):
                 running.cancel()
