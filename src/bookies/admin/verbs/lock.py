@@ -76,8 +76,13 @@ async def _run(lease: Lease, guard: Guard, command: list[str], ttl_s: float, gra
     def go_on(pid: int) -> None:
         guard.extend(pid, lease.left_s + after_s)
 
-    # A session of its own, so that the command ends with its children; a terminal can still be read.
-    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True))
+    # A session of its own, so that the command ends with its children; a terminal can still be read. The guard knows it
+    # before it runs: this process may be killed at any moment.
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *command, env=environment, start_new_session=True, preexec_fn=lambda: go_on(os.getpid())
+        )
+    )
     try:
         await asyncio.wait((starting,))
     except asyncio.CancelledError:  # by a signal to this process; the command may run already

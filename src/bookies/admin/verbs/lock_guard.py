@@ -29,38 +29,42 @@ def deadline_s(left_s: float) -> float:
 
 
 class Guard:
-    """The guard, as `bk lock` sees it. Use it as a context; its end is the end of the command."""
+    """The guard, as `bk lock` sees it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, pipe: int) -> None:
         self._process = process
+        self._pipe = pipe
 
     @classmethod
     async def start(cls) -> Self:
         """Start the process. Raises OSError."""
-        # A session of its own: what a terminal or a shell sends to `bk lock` must not end the guard first.
-        return cls(
-            await asyncio.create_subprocess_exec(
+        reading, writing = os.pipe()
+        try:
+            # A session of its own: what a terminal or a shell sends to `bk lock` must not end the guard first.
+            process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", __name__),
-                stdin=asyncio.subprocess.PIPE,
+                stdin=reading,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
-        )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        return cls(process, writing)
 
     def extend(self, group: int, left_s: float) -> None:
-        """Let the command run for `left_s` more seconds."""
-        self._send(group, left_s)
+        """Let the command run for `left_s` more seconds. The process that becomes the command calls it first."""
+        with contextlib.suppress(BrokenPipeError):  # The guard has ended the command.
+            os.write(self._pipe, MESSAGE.pack(group, deadline_s(left_s)))
 
     async def end(self) -> None:
         """End the guard, without its command."""
-        self._send(0, 0.0)
+        self.extend(0, 0.0)
+        os.close(self._pipe)
         await self._process.wait()
-
-    def _send(self, group: int, left_s: float) -> None:
-        assert self._process.stdin is not None
-        if not self._process.stdin.is_closing():  # otherwise it has ended the command
-            self._process.stdin.write(MESSAGE.pack(group, deadline_s(left_s)))
 
 
 def main() -> None:
