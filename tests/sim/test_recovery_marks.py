@@ -264,3 +264,35 @@ def test_a_drain_names_nobody_who_has_only_just_gone() -> None:
         assert found.replicas == ()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("lost", [("b1",), ("b1", "b2")])
+def test_a_bookie_that_came_and_went_while_the_auditor_was_off_is_audited_again(lost: tuple[str, ...]) -> None:
+    """Alone it is lost; two that the delay still protects endanger a ledger."""
+
+    async def scenario(world: World) -> None:
+        healer = await world.heal(lost_bookie_delay_s=5 if len(lost) == 1 else 1_000)
+        store, check = world.user.driver.recovery, "lost bookies" if len(lost) == 1 else "endangered ledgers"
+        await asyncio.sleep(1)
+        world.kill(*lost)
+
+        async def is_audited() -> bool:
+            report = healer.recovery.auditor.last.get(check)
+            return report is not None and report.ended_ms is not None and (len(lost) > 1 or bool(report.facts["lost"]))
+
+        await world.until(is_audited)
+        assert await world.act(store.disable())
+        await asyncio.sleep(70)  # The process reads the switch.
+        await world.start(*lost)
+        ledger_id = await world.write((5, 3, 3))
+        world.kill(*lost)
+        await asyncio.sleep(20)
+        assert await world.marked() == []
+        assert await world.act(store.enable())
+
+        async def is_marked() -> bool:
+            return await world.marked() == [ledger_id]
+
+        await world.until(is_marked, 30)
+
+    run(scenario)
