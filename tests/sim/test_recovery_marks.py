@@ -296,3 +296,31 @@ def test_a_bookie_that_came_and_went_while_the_auditor_was_off_is_audited_again(
         await world.until(is_marked, 30)
 
     run(scenario)
+
+
+def test_a_bookie_that_returns_while_its_loss_is_found_again_ends_the_loss() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 1, 1))
+        name, other, third = world.record(ledger_id).last_ensemble
+        healer = await world.heal({"read_timeout_ms": 60_000})
+        worker, network = healer.recovery.worker, world.cluster.network
+        world.kill(name)
+
+        async def is_lost() -> bool:
+            report = worker.reports.get(ledger_id)
+            return report is not None and report.state is RepairState.LOST
+
+        async def is_busy() -> bool:
+            return ledger_id in worker.busy
+
+        await world.until(is_lost)
+        network.block(other, healer.client.name)
+        await mark(world, ledger_id, third)
+        await world.until(is_busy)
+        await world.start(name)
+        assert await is_busy()
+        network.unblock(other, healer.client.name)
+        await world.until_whole([ledger_id], 30)
+        assert worker.reports == {}
+
+    run(scenario)
