@@ -324,3 +324,33 @@ def test_a_bookie_that_returns_while_its_loss_is_found_again_ends_the_loss() -> 
         assert worker.reports == {}
 
     run(scenario)
+
+
+def test_a_bookie_that_is_lost_after_it_was_checked_keeps_the_mark_that_names_it() -> None:
+    """The auditor's mark names it already, so it does not grow while the check of the other bookie goes on."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 3))
+        name, late, _ = world.record(ledger_id).last_ensemble
+        healer = await world.heal({"read_timeout_ms": 600_000})
+        recovery, network = healer.recovery, world.cluster.network
+        await asyncio.sleep(1)
+        network.block(late, healer.client.name)
+        await mark(world, ledger_id, name, late)
+
+        async def is_busy() -> bool:
+            return ledger_id in recovery.worker.busy
+
+        async def is_audited() -> bool:
+            report = recovery.auditor.last["lost bookies"]
+            return report.ended_ms is not None and report.facts["lost"] == [name]
+
+        await world.until(is_busy)
+        await asyncio.sleep(1)
+        world.kill(name)
+        await world.until(is_audited)
+        assert await is_busy()
+        network.unblock(late, healer.client.name)
+        await world.until_whole([ledger_id], 30)
+
+    run(scenario)
