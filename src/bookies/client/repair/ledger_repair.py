@@ -204,7 +204,7 @@ class LedgerRepair:
         if self._rules.grace is None:
             verdicts = [verdict for verdict in verdicts if verdict.fragment.is_finished]
         now, asked = self._rules.circumstances(), circumstances.registered
-        gone = [each for each in ledger.metadata.bookies if each in asked and each not in now.registered]
+        gone = [bookie for bookie in ledger.metadata.bookies if bookie in asked and bookie not in now.registered]
         if gone:  # The check may take minutes, and a mark does not grow for a bookie that it names already.
             circumstances, verdicts = now, [verdict.without(gone) for verdict in verdicts]
         assessment = assess(ledger.metadata, verdicts, circumstances)
