@@ -264,3 +264,93 @@ def test_a_drain_names_nobody_who_has_only_just_gone() -> None:
         assert found.replicas == ()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("lost", [("b1",), ("b1", "b2")])
+def test_a_bookie_that_came_and_went_while_the_auditor_was_off_is_audited_again(lost: tuple[str, ...]) -> None:
+    """Alone it is lost; two that the delay still protects endanger a ledger."""
+
+    async def scenario(world: World) -> None:
+        healer = await world.heal(lost_bookie_delay_s=5 if len(lost) == 1 else 1_000)
+        store, check = world.user.driver.recovery, "lost bookies" if len(lost) == 1 else "endangered ledgers"
+        await asyncio.sleep(1)
+        world.kill(*lost)
+
+        async def is_audited() -> bool:
+            report = healer.recovery.auditor.last.get(check)
+            return report is not None and report.ended_ms is not None and (len(lost) > 1 or bool(report.facts["lost"]))
+
+        await world.until(is_audited)
+        assert await world.act(store.disable())
+        await asyncio.sleep(70)  # The process reads the switch.
+        await world.start(*lost)
+        ledger_id = await world.write((5, 3, 3))
+        world.kill(*lost)
+        await asyncio.sleep(20)
+        assert await world.marked() == []
+        assert await world.act(store.enable())
+
+        async def is_marked() -> bool:
+            return await world.marked() == [ledger_id]
+
+        await world.until(is_marked, 30)
+
+    run(scenario)
+
+
+def test_a_bookie_that_returns_while_its_loss_is_found_again_ends_the_loss() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 1, 1))
+        name, other, third = world.record(ledger_id).last_ensemble
+        healer = await world.heal({"read_timeout_ms": 60_000})
+        worker, network = healer.recovery.worker, world.cluster.network
+        world.kill(name)
+
+        async def is_lost() -> bool:
+            report = worker.reports.get(ledger_id)
+            return report is not None and report.state is RepairState.LOST
+
+        async def is_busy() -> bool:
+            return ledger_id in worker.busy
+
+        await world.until(is_lost)
+        network.block(other, healer.client.name)
+        await mark(world, ledger_id, third)
+        await world.until(is_busy)
+        await world.start(name)
+        assert await is_busy()
+        network.unblock(other, healer.client.name)
+        await world.until_whole([ledger_id], 30)
+        assert worker.reports == {}
+
+    run(scenario)
+
+
+def test_a_bookie_that_is_lost_after_it_was_checked_keeps_the_mark_that_names_it() -> None:
+    """The auditor's mark names it already, so it does not grow while the check of the other bookie goes on."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 3))
+        name, late, _ = world.record(ledger_id).last_ensemble
+        healer = await world.heal({"read_timeout_ms": 600_000})
+        recovery, network = healer.recovery, world.cluster.network
+        await asyncio.sleep(1)
+        network.block(late, healer.client.name)
+        await mark(world, ledger_id, name, late)
+
+        async def is_busy() -> bool:
+            return ledger_id in recovery.worker.busy
+
+        async def is_audited() -> bool:
+            report = recovery.auditor.last["lost bookies"]
+            return report.ended_ms is not None and report.facts["lost"] == [name]
+
+        await world.until(is_busy)
+        await asyncio.sleep(1)
+        world.kill(name)
+        await world.until(is_audited)
+        assert await is_busy()
+        network.unblock(late, healer.client.name)
+        await world.until_whole([ledger_id], 30)
+
+    run(scenario)

@@ -203,6 +203,10 @@ class LedgerRepair:
         verdicts = await self._full_check.run(ledger.metadata, check.fragments, self._rules.may_lack())
         if self._rules.grace is None:
             verdicts = [verdict for verdict in verdicts if verdict.fragment.is_finished]
+        now, asked = self._rules.circumstances(), circumstances.registered
+        gone = [bookie for bookie in ledger.metadata.bookies if bookie in asked and bookie not in now.registered]
+        if gone:  # The check may take minutes, and a mark does not grow for a bookie that it names already.
+            circumstances, verdicts = now, [verdict.without(gone) for verdict in verdicts]
         assessment = assess(ledger.metadata, verdicts, circumstances)
         assessment.wants_sealing &= self._rules.grace is not None
         if self._rules.repairs_placement and ledger.metadata.is_closed:

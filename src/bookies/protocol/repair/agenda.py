@@ -78,6 +78,7 @@ class Item(Struct):
     bookies: tuple[BookieId, ...] = ()
     wants_target: bool = False
     is_busy: bool = False
+    has_news: bool = False  # a bookie returned, or its absence changed its meaning, since the item was taken
     is_listed: bool = True  # in the present listing
     stamp: int = 0  # of its valid place in a queue; places with other stamps are stale
 
@@ -233,7 +234,7 @@ class Agenda:
         self._wake(now)
         item = self._ranked.pop() or self._unranked.pop()
         if item is not None:
-            item.is_busy = True
+            item.is_busy, item.has_news = True, False
             self._place(item)
         return item
 
@@ -274,7 +275,8 @@ class Agenda:
     ) -> float:
         """Postpone a ledger that could not be finished; return when it is due again.
 
-        is_lost: entries are lost, so it does not become due by time.
+        is_lost: entries are lost, so it does not become due by time. If it has news, a bookie that returned may have
+            these entries, so it is due at once.
         for_s: seconds before which a retry is useless; this does not count as a failed attempt.
         """
         item = self._items.get(ledger_id)
@@ -284,7 +286,7 @@ class Agenda:
         item.left = UNRANKED
         item.bookies, item.wants_target = tuple(bookies), wants_target
         if is_lost:
-            item.due_at = NEVER
+            item.due_at = now if item.has_news else NEVER
         elif for_s > 0:
             item.due_at = now + for_s
         else:
@@ -296,6 +298,8 @@ class Agenda:
 
     def returned(self, bookies: Collection[BookieId]) -> None:
         """Report bookies that are registered again, or whose absence has changed its meaning."""
+        for item in self._items.values():
+            item.has_news |= item.is_busy  # It does not know yet which bookies it waits for.
         self._hurry([item for item in self._items.values() if any(bookie in bookies for bookie in item.bookies)])
 
     def targets_came(self) -> None:

@@ -280,6 +280,16 @@ class FragmentVerdict(NamedTuple):
         """Return how many known good replicas each entry has at least: a bookie that lacks one counts for none."""
         return self.fewest(ReplicaState.OK)
 
+    def without(self, gone: Collection[BookieId]) -> FragmentVerdict:
+        """Return the verdict with the replicas of these bookies unavailable: they were registered when asked, and are
+        not any more."""
+        return self._replace(
+            replicas=tuple(
+                _unregistered(self.fragment, replica.position) if replica.bookie in gone else replica
+                for replica in self.replicas
+            )
+        )
+
     def fewest(self, *states: ReplicaState) -> int:
         """Return how many replicas in any of these states the entry with the fewest has."""
         good = self.positions(*states)
@@ -302,8 +312,7 @@ class FragmentCheck:
         self.asks: list[Ask] = []
         for position, bookie in enumerate(fragment.ensemble):
             if bookie not in known:
-                error = BookieUnreachable("it is not registered", ledger_id=fragment.ledger_id, bookie=bookie)
-                self._verdicts[position] = ReplicaVerdict(position, bookie, ReplicaState.UNAVAILABLE, None, error)
+                self._verdicts[position] = _unregistered(fragment, position)
                 continue
             ids = sample_of(fragment, position, percentage, pick)
             if ids:
@@ -336,6 +345,12 @@ class FragmentCheck:
                 for replica in replicas
             ]
         return FragmentVerdict(fragment, tuple(replicas))
+
+
+def _unregistered(fragment: Fragment, position: int) -> ReplicaVerdict:
+    bookie = fragment.ensemble[position]
+    error = BookieUnreachable("it is not registered", ledger_id=fragment.ledger_id, bookie=bookie)
+    return ReplicaVerdict(position, bookie, ReplicaState.UNAVAILABLE, None, error)
 
 
 def state_of(error: BookKeeperError) -> ReplicaState:

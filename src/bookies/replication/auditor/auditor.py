@@ -13,7 +13,7 @@ repeated, so an auditor that crashes, or two at a time, do no harm. Source: meta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import AuditKind
@@ -47,8 +47,9 @@ class Auditor:
         self._parts = parts
         self._rate = RateLimit(parts.config.audit_metadata_rate)
         self._bookies_changed = asyncio.Event()
-        self._audited: dict[BookieId, None] = {}
-        self._hurried: tuple[BookieId, ...] = ()
+        # Each with the start of its absence before the pass: one that returned and was lost again is checked again.
+        self._audited: Mapping[BookieId, object] = {}
+        self._hurried: Mapping[BookieId, object] = {}
 
     @property
     def is_at_work(self) -> bool:
@@ -57,7 +58,7 @@ class Auditor:
 
     async def run(self) -> None:
         """Audit until cancelled. Raises `MetadataError`; then call it again later."""
-        self._audited, self._hurried = {}, ()
+        self._audited, self._hurried = {}, {}
         self._parts.membership.listen(self._bookies_changed.set)
         try:
             await all_of((self._follow_bookies(), self._patrol(), self.retention.run(), self.balance.run()))
@@ -82,35 +83,36 @@ class Auditor:
                 triggers = membership.triggered
                 membership.absence.declare(loop.time())
                 next_check = loop.time()
-            lost = list(dict.fromkeys([*membership.lost(), *membership.draining]))
+            lost = membership.lost_or_draining()
             is_periodic = loop.time() >= next_check
-            if is_periodic or any(bookie not in self._audited for bookie in lost):
+            if is_periodic or not lost.items() <= self._audited.items():
                 if await self._find_ledgers_of(lost) and is_periodic:
                     interval_s = config.audit_bookies_interval_s
                     next_check = loop.time() + interval_s if interval_s else float("inf")
                 continue
-            self._audited = dict.fromkeys(lost)
+            self._audited = lost
             if await self._mark_endangered():
                 continue
             await self._wait(next_check - loop.time())
 
-    async def _find_ledgers_of(self, lost: Sequence[BookieId]) -> bool:
+    async def _find_ledgers_of(self, lost: Mapping[BookieId, object]) -> bool:
         """Mark the ledgers that name these bookies, which are lost or to be emptied. False: switched off meanwhile."""
-        check = LostBookies(lost)
+        check = LostBookies(list(lost))
         if not await self._pass([check], self._rate):
             return False
         self._parts.membership.note_named(check.named)
-        self._audited = dict.fromkeys(lost)
+        self._audited = lost
         return True
 
     async def _mark_endangered(self) -> bool:
         """Mark the ledgers that cannot wait for the delay; report whether there was anything to check."""
-        away = tuple(self._parts.membership.absence.endangering(asyncio.get_running_loop().time()))
+        absence = self._parts.membership.absence
+        away = {bookie: absence.away_since(bookie) for bookie in absence.endangering(asyncio.get_running_loop().time())}
         if away != self._hurried:
-            self._hurried = ()  # A bookie that returned and is away again is checked again.
-        if not away or away == self._hurried or all(bookie in self._audited for bookie in away):
+            self._hurried = {}
+        if not away or away == self._hurried or away.items() <= self._audited.items():
             return False
-        if await self._pass([Endangered(away)], self._rate):
+        if await self._pass([Endangered(tuple(away))], self._rate):
             self._hurried = away
         return True
 

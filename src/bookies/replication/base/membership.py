@@ -265,6 +265,13 @@ class Membership:
         self._update()
         return self.absence.lost(_now())
 
+    def lost_or_draining(self) -> dict[BookieId, object]:
+        """Return the bookies whose ledgers need marks, each with what identifies the reason: the start of its absence
+        if it is lost, otherwise its draining."""
+        lost: dict[BookieId, object] = {bookie: self.absence.away_since(bookie) for bookie in self.lost()}
+        draining = self._notes.current.draining
+        return lost | {bookie: note.since_ms for bookie, note in draining.items() if bookie not in lost}
+
     def next_loss_s(self) -> float | None:
         """Return in how many seconds another bookie will count as lost; None: none will."""
         self._update()

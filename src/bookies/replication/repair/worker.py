@@ -32,7 +32,7 @@ from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import UNREAD, LedgerLock
 from bookies.model import BookieId, LedgerState
 from bookies.protocol.pacing import RateLimit
-from bookies.protocol.repair.agenda import Agenda, Item, Share
+from bookies.protocol.repair.agenda import NEVER, Agenda, Item, Share
 from bookies.protocol.repair.drain import replicas_elsewhere
 from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait
 from bookies.replication.base.task_parts import TaskParts
@@ -389,24 +389,25 @@ class Worker:
             for_s=outcome.grace_s,
         )
         before = self.reports.get(item.ledger_id)
+        is_searched_again = item.has_news and bool(outcome.losses)
         report = LedgerReport(
             item.ledger_id,
-            outcome.state,
+            RepairState.WAITING if is_searched_again else outcome.state,
             outcome.fewest,
             tuple(outcome.waits),
-            tuple(outcome.losses),
+            () if is_searched_again else tuple(outcome.losses),
             now_ms if before is None else before.since_ms,
             now_ms,
-            None if is_lost else now_ms + int((due_at - now) * 1000),
+            None if due_at == NEVER else now_ms + int((due_at - now) * 1000),
             1 if before is None else before.tries + 1,
         )
         if before is None and len(self.reports) >= REPORTS_MAX:
             self._parts.events.warning("recovery.many_reports", ledger=item.ledger_id, kept=REPORTS_MAX)
             return
         self.reports[item.ledger_id] = report
-        if before is None or before.state is not report.state:
-            why = [f"{loss.entries} are lost" for loss in report.losses]
-            why += [f"waits for {wait.cause.value}: {wait.reason}" for wait in report.waits]
+        why = [f"{loss.entries} are lost" for loss in report.losses]
+        why += [f"waits for {wait.cause.value}: {wait.reason}" for wait in report.waits]
+        if why and (before is None or before.state is not report.state):
             self._parts.events.warning(
                 "recovery.not_repaired", ledger=item.ledger_id, state=report.state.value, why=why[0]
             )

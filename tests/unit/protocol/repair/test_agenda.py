@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from random import Random
 
+import pytest
+
 from bookies.model import BookieId
 from bookies.protocol.repair import agenda as module
 from bookies.protocol.repair.agenda import Agenda, Share
@@ -266,3 +268,20 @@ def test_news_of_bookies_are_for_those_that_wait() -> None:
     found.targets_came()
     assert taken(found, due_at) is None
     assert found.postpone(1, due_at) - due_at >= 0.75 * 2 * 5
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_returns_during_an_attempt_that_finds_a_loss_is_not_missed(is_first: bool) -> None:
+    """The attempt began before: another one is due at once, and after that only the next return counts."""
+    found = agenda()
+    offer(found, (1, 1, 1))
+    if not is_first:
+        taken(found)
+        assert found.postpone(1, 1.0, bookies=[B1], is_lost=True) == module.NEVER
+        found.returned([B1])
+    assert taken(found, 2.0) == 1
+    found.returned([B1])
+    assert found.postpone(1, 3.0, bookies=[B1], is_lost=True) == 3.0
+    assert taken(found, 3.0) == 1
+    assert found.postpone(1, 4.0, bookies=[B1], is_lost=True) == module.NEVER
+    assert taken(found, 1e9) is None

@@ -259,6 +259,15 @@ def test_bookies_that_are_not_registered_are_not_asked() -> None:
     assert "not registered" in str(verdict.replicas[1].error)
 
 
+def test_bookies_that_are_no_longer_registered_have_said_nothing() -> None:
+    verdict = check(fragment(0, 9), {0: None, 1: EntryNotFound(), 2: None})
+    assert verdict.without([]) == verdict
+    after = verdict.without([A, B])
+    assert [each.state for each in after.replicas] == [ReplicaState.UNAVAILABLE] * 2 + [ReplicaState.OK]
+    assert after.replicas[1].entry_id is None
+    assert after.fewest_replicas == 1
+
+
 def test_a_position_without_entries_is_good_when_its_bookie_is_known() -> None:
     one = fragment(0, 0, (A, B, C), 1)
     assert check(one, {0: None}).is_ok
