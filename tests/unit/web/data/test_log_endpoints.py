@@ -91,6 +91,27 @@ def test_appends_are_read_in_pages_and_one_by_one(serve: Serve) -> None:
     serve(body)
 
 
+def test_entries_are_read_one_by_one_where_a_compaction_or_a_roll_up_has_put_them(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        client = await site.client()
+        log = client.log("orders")
+        await log.create(ensemble=1, write_quorum=1, ack_quorum=1, record_format="envelope", compaction="key")
+        positions = []
+        for number in range(4):
+            async with log.lead() as writer:
+                positions += [await writer.append(b"%d" % number, key=key) for key in (b"a", b"own%d" % number)]
+        assert (await log.compact()).removed == 3
+        assert (await log.roll_up()).runs == 1
+        answers = [await site.call("GET", f"{ENTRIES}/{position}") for position in (*positions, positions[1].next)]
+        expected = [404, 200] * 3 + [200, 200, 404]
+        assert [answer.status for answer in answers] == expected
+        assert [answer.body for answer in answers if answer.status == 200] == [b"0", b"1", b"2", b"3", b"3"]
+        assert f"has no entry {positions[0]}: a compaction has removed it" in answers[0].json["detail"]
+        await client.close()
+
+    serve(body)
+
+
 def test_a_page_begins_at_a_time(serve: Serve) -> None:
     async def body(site: Site) -> None:
         await create(site)
