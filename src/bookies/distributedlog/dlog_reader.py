@@ -192,6 +192,7 @@ class _Source:
         self._sequence = 0  # records of the log before the present segment
         self._count = 0  # records of the present segment, as far as it was read
         self._is_complete = False  # the present segment was read to its end
+        self._is_deleted = False  # the present segment was deleted before one of its records was read
         self._is_ended = False  # the end-of-stream record was read
         self._open: _OpenSegment | None = None  # the present segment, while it is read
         self._changed = asyncio.Event()
@@ -245,15 +246,22 @@ class _Source:
         finally:
             if watch is not None:
                 self._parts.store.tree.unwatch(watch)
-        is_first = self._segment is None
         least = following.min_dlsn if following.truncation == PARTLY_TRUNCATED else following.first_dlsn
-        has_gap = least > self._next if is_first else following.lssn > self._next.segment + 1 or least.entry > 0
-        if has_gap and self._is_strict and not (is_first and self._start is None):
+        if self._is_strict and self._has_gap(following, least):
             raise LogTruncated(f"log {self._reader.name} begins at {least}: {self._next} was truncated")
         self._sequence = self._sequence_before(following)
-        self._segment, self._is_complete, self._count = following, False, 0
+        self._segment, self._is_complete, self._is_deleted, self._count = following, False, False, 0
         self._next = max(self._next, least)
         return True
+
+    def _has_gap(self, following: Segment, least: Dlsn) -> bool:
+        """Report whether records from the next one on were truncated. `least`: where the following segment begins."""
+        present = self._segment
+        if present is None:
+            return self._start is not None and least > self._next
+        if self._is_deleted and following.lssn > present.lssn:  # An empty one would have left its number to this one.
+            return True
+        return following.lssn > self._next.segment + 1 or least > max(self._next, following.first_dlsn)
 
     async def _find_end(self) -> None:
         """Begin after the last visible record."""
@@ -351,7 +359,7 @@ class _Source:
         segments = await self._parts.segments()
         present = next((segment for segment in segments if segment.ledger_id == self._segment.ledger_id), None)
         if present is None and (self._count == 0 or not self._is_strict):
-            self._is_complete = True
+            self._is_complete = self._is_deleted = True
         elif present is None:
             raise LogTruncated(f"log {self._reader.name}: the records from {self._next} on were deleted")
         else:
