@@ -191,15 +191,14 @@ class LogEndpoints:
     async def _appended(self, request: Request, records: list[Record], numbers: tuple[str, int] | None) -> Response:
         name, password = request.values["log"], password_of(request)
         attempts_left = 1 if numbers is None else 2  # numbered entries may be sent again: they are stored once
+        failure: BookKeeperError | None = None  # of the first attempt, whose outcome is unknown
         while True:
             try:
                 led = await self._writers.lead(name, password)
                 if numbers is not None:
                     await led.numbered()
-            except LedElsewhere as error:
-                raise _elsewhere(name, error.leader) from None
-            except BookKeeperError as error:  # Nothing was sent.
-                raise problem_of(error) from error
+            except (LedElsewhere, Problem, BookKeeperError) as error:  # This attempt has sent nothing.
+                raise _not_led(name, error, failure) from error
             try:
                 first, last, repeated = await _send(led, records, numbers)
                 break
@@ -212,6 +211,7 @@ class LogEndpoints:
                 attempts_left -= 1
                 if not attempts_left:
                     raise unknown(503, str(error)) from error
+                failure = error
         self.appended += len(records) - repeated
         self.repeated += repeated
         facts = {
@@ -417,6 +417,16 @@ def _facts(name: str, manifest: Manifest) -> dict[str, object]:
         "epoch": manifest.epoch,
         "held": manifest.held or None,
     }
+
+
+def _not_led(name: str, error: LedElsewhere | Problem | BookKeeperError, failure: BookKeeperError | None) -> Problem:
+    """Return the answer to an append to a log that could not be led. `failure`: of an earlier attempt, which may have
+    stored the entries."""
+    if failure is not None:
+        return unknown(503, str(failure))
+    if isinstance(error, LedElsewhere):
+        return _elsewhere(name, error.leader)
+    return error if isinstance(error, Problem) else problem_of(error)
 
 
 def _elsewhere(name: str, leader: str) -> Problem:
