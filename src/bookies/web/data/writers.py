@@ -204,7 +204,7 @@ class Writers:
                 await self._supervised(self._release_ledger(ledger))
 
     async def _supervised(self, releasing: Coroutine[object, object, None]) -> None:
-        """Release one writer. Its failure is reported, and the others are released all the same."""
+        """Release one writer. Its failure is reported, and does not keep the others."""
         try:
             await releasing
         except BookKeeperError:
