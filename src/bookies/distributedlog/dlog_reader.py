@@ -9,6 +9,7 @@ Source: distributedlog 5.
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from types import TracebackType
@@ -176,6 +177,13 @@ class _OpenSegment:
         return await anext(self.batches, None)
 
 
+class _End(enum.Enum):
+    """Why a reader moves on from a segment."""
+
+    READ = enum.auto()
+    DELETED = enum.auto()  # before it was read to its end
+
+
 class _Source:
     """The batches of one iteration. `_next`: the least position to deliver."""
 
@@ -191,7 +199,7 @@ class _Source:
         self._segment: Segment | None = None
         self._sequence = 0  # records of the log before the present segment
         self._count = 0  # records of the present segment, as far as it was read
-        self._is_complete = False  # the present segment was read to its end
+        self._end: _End | None = None  # of the present segment
         self._is_ended = False  # the end-of-stream record was read
         self._open: _OpenSegment | None = None  # the present segment, while it is read
         self._changed = asyncio.Event()
@@ -211,7 +219,7 @@ class _Source:
     async def _read_on(self) -> bool:
         """Read the next entries, or move on to where some may be. False: there are no more now."""
         try:
-            if (self._segment is None or self._is_complete) and not await self._enter_next():
+            if (self._segment is None or self._end is not None) and not await self._enter_next():
                 return self._is_tail
             has_more = await self._read_entries()
         except LedgerNotFound:
@@ -226,8 +234,8 @@ class _Source:
         self._patience.reset()
         if has_more:
             return True
-        self._is_complete = await self._let_go()
-        return self._is_complete
+        self._end = _End.READ if await self._let_go() else None
+        return self._end is not None
 
     async def _enter_next(self) -> bool:
         """Move to the segment after the present one, or to the first. False: there is none yet."""
@@ -245,15 +253,22 @@ class _Source:
         finally:
             if watch is not None:
                 self._parts.store.tree.unwatch(watch)
-        is_first = self._segment is None
         least = following.min_dlsn if following.truncation == PARTLY_TRUNCATED else following.first_dlsn
-        has_gap = least > self._next if is_first else following.lssn > self._next.segment + 1 or least.entry > 0
-        if has_gap and self._is_strict and not (is_first and self._start is None):
+        if self._is_strict and self._has_gap(following, least):
             raise LogTruncated(f"log {self._reader.name} begins at {least}: {self._next} was truncated")
         self._sequence = self._sequence_before(following)
-        self._segment, self._is_complete, self._count = following, False, 0
+        self._segment, self._end, self._count = following, None, 0
         self._next = max(self._next, least)
         return True
+
+    def _has_gap(self, following: Segment, least: Dlsn) -> bool:
+        """Report whether records from the next one on were truncated. `least`: where the following segment begins."""
+        present = self._segment
+        if present is None:
+            return self._start is not None and least > self._next
+        if self._end is _End.DELETED and following.lssn > present.lssn:
+            return True  # An empty one would have left its number to the following one.
+        return following.lssn > self._next.segment + 1 or least > max(self._next, following.first_dlsn)
 
     async def _find_end(self) -> None:
         """Begin after the last visible record."""
@@ -351,7 +366,7 @@ class _Source:
         segments = await self._parts.segments()
         present = next((segment for segment in segments if segment.ledger_id == self._segment.ledger_id), None)
         if present is None and (self._count == 0 or not self._is_strict):
-            self._is_complete = True
+            self._end = _End.DELETED
         elif present is None:
             raise LogTruncated(f"log {self._reader.name}: the records from {self._next} on were deleted")
         else:

@@ -288,9 +288,7 @@ class HttpConnection(asyncio.Protocol):
         except Problem as problem:
             response = problem.response(parsed.path)
         except TimeoutError:
-            response = Problem(503, f"no answer within {REQUEST_S:.0f} s", headers={"Retry-After": "5"}).response(
-                parsed.path
-            )
+            response = _late(parsed).response(parsed.path)
         except Exception as error:  # noqa: BLE001  (our mistake, in one request: the process goes on)
             self._events.error("http.broken", path=parsed.path, error=error)
             response = Problem(500, f"{type(error).__name__}: {error}").response(parsed.path)
@@ -408,3 +406,11 @@ def parse(request: Any) -> Request:
     parameters = dict(parse_qsl(query, keep_blank_values=True))
     path = unquote(path).rstrip("/") or "/"
     return Request(request.method.decode("ascii"), path, parameters, headers.get("host", ""), headers)
+
+
+def _late(request: Request) -> Problem:
+    """Return the answer to a request that takes too long. A change may have taken effect, or do so later."""
+    text, headers = f"no answer within {REQUEST_S:.0f} s", {"Retry-After": "5"}
+    if request.method in ("GET", "HEAD"):
+        return Problem(503, text, headers=headers)
+    return Problem(503, f"{text}: it may or may not have taken effect", headers={**headers, "Bk-Outcome": "unknown"})

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.distributedlog import Place, in_namespace
 
+from bookies.client.read import LedgerReader
 from bookies.distributedlog import BEFORE_FIRST, Dlog, Dlsn, Record, parts
+from bookies.distributedlog.dlog_reader import DlogReader
 from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
@@ -23,9 +28,9 @@ from bookies.errors import (
 STORES = pytest.mark.parametrize("has_zookeeper", [True, False], ids=["zookeeper", "embedded"])
 
 
-async def written(place: Place, count: int = 10) -> Dlog:
+async def written(place: Place, count: int = 10, name: str = "orders") -> Dlog:
     """A log of segments with two records each, one entry a record."""
-    log = await place.log()
+    log = await place.log(name)
     async with log.lead(roll_size=150) as writer:
         for number in range(count):
             await writer.append(b"%d" % number + bytes(50), txid=10 * number)
@@ -175,6 +180,52 @@ def test_retention_deletes_ledgers_and_the_list_goes_on(has_zookeeper: bool) -> 
             await log.apply_retention()
 
     in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+class SlowClient:
+    """A client of a reader. `before`: is called before it opens the ledger with an ordinal, from 0."""
+
+    def __init__(self, client: Any, before: dict[int, Callable[[], Awaitable[object]]]) -> None:
+        self._client = client
+        self._before = before
+        self._count = 0
+
+    async def open(self, ledger_id: int, *, password: bytes) -> LedgerReader:
+        before = self._before.get(self._count)
+        self._count += 1
+        if before is not None:
+            await before()
+        return await self._client.open(ledger_id, password=password)
+
+
+@pytest.mark.parametrize(
+    ("before", "start", "where", "skipped"),
+    [
+        (1, None, None, [0, 1, 4, 5, 6, 7, 8, 9]),  # deleted between the list and the ledger
+        (0, Dlsn(2, 1, 0), None, [4, 5, 6, 7, 8, 9]),  # the same, where the reader resumes
+        (0, None, Dlsn(2, 0, 3), [0, 1, 3, 4, 5, 6, 7, 8, 9]),  # in the first entry of a segment
+    ],
+)
+def test_what_is_truncated_while_a_reader_is_on_its_way_is_a_gap(
+    before: int, start: Dlsn | None, where: Dlsn | None, skipped: list[int]
+) -> None:
+    async def act(place: Place) -> None:
+        for on_gap in ("error", "skip"):
+            log = await written(place, name=on_gap)
+
+            async def remove(log: Dlog = log) -> None:
+                await (log.apply_retention(below_txid=50) if where is None else log.truncate(where))
+
+            client: Any = SlowClient(log._parts.client, {before: remove})
+            async with DlogReader(replace(log._parts, client=client)) as reader:
+                records = reader.read(start, on_gap=on_gap)
+                if on_gap == "skip":
+                    assert [int(record.payload.rstrip(b"\0")) async for record in records] == skipped
+                else:
+                    with pytest.raises(LogTruncated, match="begins at"):
+                        [record async for record in records]
+
+    in_namespace(act)
 
 
 def test_positions_by_transaction_id_and_counts() -> None:

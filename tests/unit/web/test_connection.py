@@ -7,13 +7,24 @@ import re
 from collections.abc import Callable
 
 import pytest
+from tests.unit.bookie.conftest import World
 
 from bookies.config import HttpConfig
-from bookies.web.connection import BODY_SIZE_MAX, FIRST_BYTE_S, HEAD_SIZE_MAX, IDLE_S, REQUEST_S, SLOW_S
+from bookies.runtime.events import Events
+from bookies.web.connection import (
+    BODY_SIZE_MAX,
+    FIRST_BYTE_S,
+    HEAD_SIZE_MAX,
+    IDLE_S,
+    REQUEST_S,
+    SLOW_S,
+    HttpConnection,
+)
+from bookies.web.messages import Request, Response
 from bookies.web.routes import host_name
 from bookies.web.server import KEPT_FOR_PROBES
 
-from .conftest import Site
+from .conftest import PORT, HttpClient, Site
 
 Serve = Callable[..., None]
 INFO = "/api/v1/bookie/info"
@@ -105,6 +116,46 @@ def test_one_byte_at_a_time_does_not_extend_the_time_of_a_request(serve: Serve) 
         assert site.world.loop.time() - began < REQUEST_S + 2
 
     serve(body)
+
+
+class EndlessService:
+    """A service that never answers."""
+
+    def admit(self, request: Request) -> int:
+        return BODY_SIZE_MAX
+
+    def reserve(self, size: int) -> bool:
+        return True
+
+    async def handle(self, request: Request) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def date(self) -> str:
+        return "today"
+
+
+def test_a_change_that_takes_too_long_has_an_unknown_outcome() -> None:
+    async def main(world: World) -> None:
+        runtime = world.runtime("late")
+        events = Events("http", runtime.clock)
+        listener = await runtime.network.listen(
+            "late", PORT, lambda: HttpConnection(EndlessService(), events, lambda connection: None)
+        )
+        for method, outcome in (("GET", None), ("POST", "unknown")):
+            _, client = await world.network.port("client").connect("late", PORT, HttpClient)
+            assert isinstance(client, HttpClient)
+            answer = await client.get("/", method=method)
+            assert (answer.status, answer.headers.get("bk-outcome"), answer.headers["retry-after"]) == (
+                503,
+                outcome,
+                "5",
+            )
+            assert ("may or may not" in answer.json["detail"]) is (outcome is not None)
+            client.transport.close()
+        listener.close()
+
+    World().run(main)
 
 
 def test_an_idle_connection_is_closed(serve: Serve) -> None:

@@ -456,6 +456,9 @@ class LogWriter:
 
     def _end(self, error: BookKeeperError) -> None:
         """End the writer: no more appends."""
+        if isinstance(error, InvalidArgument):  # The list is full. Of an append, it would say that nothing was sent.
+            refusal, error = error, LogError(f"log {self.name} cannot be continued: {error.message}")
+            error.__cause__ = refusal
         if self._error is None:
             self._error = error
         self._schedule.stop()

@@ -32,7 +32,7 @@ from bookies.errors import (
 )
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordWrite
-from bookies.protocol.log import Position
+from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM, RAW, SETS
 from bookies.protocol.log.records import LogRecord
 from bookies.protocol.log.sequences import (
@@ -270,13 +270,17 @@ class SequencedWriter:
         now_ms = self._parts.runtime.clock.wall_ms()
         entries = reader.read(start)
         decode = entries.decode
+        manifest, is_complete = None, False
         async for batch in entries.batches():
+            if reader.manifest is not manifest:
+                manifest = reader.manifest
+                is_complete = start is not None and not _is_compacted(manifest, start)
             for record in decode.intact(batch.ledger_id, batch.entry_ids, batch.payloads()):
                 numbered = _number_of(record)
                 if numbered is not None:
                     writer, number, seen_ms = numbered
                     run = Run(number, 1, record.position, decode.is_sets)
-                    self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms), is_complete=start is not None)
+                    self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms), is_complete=is_complete)
             self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
 
 
@@ -302,6 +306,12 @@ class NumberedAppends:
             with contextlib.suppress(BookKeeperError, TimeoutError):
                 async with asyncio.timeout(SAVE_S):
                     await self._writer.save(confirmed)
+
+
+def _is_compacted(manifest: Manifest, start: Position) -> bool:
+    """Report whether a compaction has removed entries from a position on, so that numbers may be missing."""
+    begin = manifest.find(start)
+    return any(extent.kept is not None for extent in manifest.extents if begin is None or extent.seq >= begin.seq)
 
 
 def _numbered(number: int, record: Record, writer: str, now_ms: int) -> Record:

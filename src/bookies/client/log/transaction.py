@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 from bookies.client.base.metadata_loop import PROMPT_CONFLICTS, back_off
 from bookies.client.base.segments import LOGS, LogStore
 from bookies.client.log.base.cursor_store import LogCursors
-from bookies.client.log.base.log_operations import LogContext, sweep
+from bookies.client.log.base.log_operations import LogContext, last_password, sweep
 from bookies.client.log.base.time_index import TimeIndex
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import (
@@ -259,11 +259,13 @@ class _Commit:
         records = await read_ledgers(self._parts.driver, self._txn.ledger_ids)
         steps = []
         for log, written in self._txn.ledgers.items():
+            manifest = None if self._txn.is_replacing else logs[log].manifest
+            password = None if manifest is None else await last_password(self._parts.client, manifest)
             for part in written:
                 record = records[part.ledger_id]
                 if record is None:
                     raise self._missing(part.ledger_id, {name: at.version for name, at in logs.items()})
-                if why := unfitness(record.metadata, self._txn, log, part):
+                if why := unfitness(record.metadata, self._txn, log, part, password):
                     raise TransactionRefused(
                         f"ledger {part.ledger_id} is not what transaction {self._txn.name} wrote: {why}"
                     )

@@ -118,7 +118,7 @@ def _is_passed(at: Position, manifest: Manifest, before: Position, ends: Mapping
     if extent_at is None or extent_before is None or is_lost(at, manifest):
         return False
     for extent in manifest.extents:
-        if extent_at.seq <= extent.seq <= extent_before.seq:
+        if extent_at.seq <= extent.seq <= extent_before.seq and extent.kept != 0:  # 0: a compaction has emptied it
             low = at.entry_id if extent.seq == extent_at.seq else extent.first
             high = _last(extent, ends)
             if extent.seq == extent_before.seq:

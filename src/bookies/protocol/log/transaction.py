@@ -192,12 +192,19 @@ def label(metadata: LedgerMetadata, name: str) -> str:
     return metadata.custom_metadata.get(f"sink.{name}", b"").decode(errors="replace")
 
 
-def unfitness(metadata: LedgerMetadata, txn: Transaction, log: str, written: Written) -> str:
-    """Return why a ledger must not be appended to a log; empty when it may. It must be closed besides."""
+def unfitness(
+    metadata: LedgerMetadata, txn: Transaction, log: str, written: Written, password: bytes | None = None
+) -> str:
+    """Return why a ledger must not be appended to a log; empty when it may. It must be closed besides.
+
+    `password`: of the log's last ledger; None: it does not matter, or is unknown.
+    """
     if label(metadata, "log") != log or label(metadata, "token") != txn.tokens[log]:
         return f"it was written for log {label(metadata, 'log')!r}, perhaps an earlier one of that name"
     if (label(metadata, "app"), label(metadata, "version")) != (txn.app, str(txn.version)):
         return f"it belongs to transaction {label(metadata, 'app')}:{label(metadata, 'version')}"
+    if None not in (password, metadata.password) and password != metadata.password:
+        return "its password is not the one of the log's other ledgers: readers could not pass it"
     end = (metadata.last_entry_id, metadata.length)
     if metadata.is_closed and end != (written.last_entry_id, written.length):
         return f"it ends at entry {metadata.last_entry_id}, not at {written.last_entry_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, cast
@@ -10,7 +11,15 @@ from urllib.parse import quote
 from bookies.client.log.log import Log
 from bookies.client.log.sequenced import Appended
 from bookies.encoding.envelope import Record
-from bookies.errors import BookKeeperError, InvalidArgument, LogExists, LogRecordCorrupt, LogTruncated, SequenceGap
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerNotFound,
+    LogExists,
+    LogRecordCorrupt,
+    LogTruncated,
+    SequenceGap,
+)
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import ENVELOPE, SETS, Address, parse_address, parse_position
@@ -182,15 +191,14 @@ class LogEndpoints:
     async def _appended(self, request: Request, records: list[Record], numbers: tuple[str, int] | None) -> Response:
         name, password = request.values["log"], password_of(request)
         attempts_left = 1 if numbers is None else 2  # numbered entries may be sent again: they are stored once
+        failure: BookKeeperError | None = None  # of the first attempt, whose outcome is unknown
         while True:
             try:
                 led = await self._writers.lead(name, password)
                 if numbers is not None:
                     await led.numbered()
-            except LedElsewhere as error:
-                raise _elsewhere(name, error.leader) from None
-            except BookKeeperError as error:  # Nothing was sent.
-                raise problem_of(error) from error
+            except (LedElsewhere, Problem, BookKeeperError) as error:  # This attempt has sent nothing.
+                raise _not_led(name, error, failure) from error
             try:
                 first, last, repeated = await _send(led, records, numbers)
                 break
@@ -203,6 +211,7 @@ class LogEndpoints:
                 attempts_left -= 1
                 if not attempts_left:
                     raise unknown(503, str(error)) from error
+                failure = error
         self.appended += len(records) - repeated
         self.repeated += repeated
         facts = {
@@ -240,16 +249,20 @@ class LogEndpoints:
         extent = manifest.find(position)
         if extent is None or position.entry_id < extent.first:
             raise _truncated(LogTruncated(f"position {position} is not in log {log.name}"), manifest)
-        password = password_of(request)
-        async with (await self._client.get()).open(position.ledger_id, password=password) as ledger:
-            entry = await ledger.read_entry(position.entry_id)
+        payload = None
+        if extent.stored is None:
+            with contextlib.suppress(
+                LedgerNotFound
+            ):  # A compaction or roll-up has replaced it meanwhile, or it is lost.
+                client, password = await self._client.get(), password_of(request)
+                async with client.open(position.ledger_id, password=password) as ledger:
+                    payload = (await ledger.read_entry(position.entry_id)).payload
+        payload = await _replaced(log, position) if payload is None else payload
         self._reading.entries += 1
         decode = Decoder(log.name, manifest.record_format)
-        record = next(decode.records(position.ledger_id, (position.entry_id,), (entry.payload,), address.slot), None)
-        if record is None or address.slot >= decode.count(entry.payload):
-            raise Problem(
-                404, f"entry {position} has {decode.count(entry.payload):,} records: {address} is not among them"
-            )
+        record = next(decode.records(position.ledger_id, (position.entry_id,), (payload,), address.slot), None)
+        if record is None or address.slot >= decode.count(payload):
+            raise Problem(404, f"entry {position} has {decode.count(payload):,} records: {address} is not among them")
         return Response(200, record.value or b"", BINARY, {"ETag": f'"{address}"'})
 
     async def _tail(self, request: Request) -> Response:
@@ -299,6 +312,21 @@ class LogEndpoints:
         cursor = await self._present(request)
         await (await self._log(request)).delete_cursor(_own(cursor.name))
         return json_response({"deleted": cursor.name}, before=_cursor_facts(cursor))
+
+
+async def _replaced(log: Log, position: Position) -> bytes:
+    """Return the payload of an entry that a compaction or roll-up has put into another ledger. Raises `Problem`."""
+    async with log.open() as reader:
+        try:
+            async for entry in reader.read(position):
+                if entry.position == position:
+                    return entry.payload
+                break
+        except LogTruncated as error:
+            raise _truncated(error, await reader.refresh()) from error
+    raise Problem(
+        404, f"log {log.name} has no entry {position}: a compaction has removed it, or its ledger ends before"
+    )
 
 
 async def _start_of(log: Log, start: str | None, since: str) -> str | None:
@@ -389,6 +417,16 @@ def _facts(name: str, manifest: Manifest) -> dict[str, object]:
         "epoch": manifest.epoch,
         "held": manifest.held or None,
     }
+
+
+def _not_led(name: str, error: LedElsewhere | Problem | BookKeeperError, failure: BookKeeperError | None) -> Problem:
+    """Return the answer to an append to a log that could not be led. `failure`: of an earlier attempt, which may have
+    stored the entries."""
+    if failure is not None:
+        return unknown(503, str(failure))
+    if isinstance(error, LedElsewhere):
+        return _elsewhere(name, error.leader)
+    return error if isinstance(error, Problem) else problem_of(error)
 
 
 def _elsewhere(name: str, leader: str) -> Problem:

@@ -195,22 +195,36 @@ class Writers:
     async def _release_idle(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
-            now = self.now()
-            for name, led in list(self.logs.items()):
-                idle_s = now - led.used_s
-                with contextlib.suppress(BookKeeperError):
-                    if idle_s >= SNAPSHOT_IDLE_S and led.sequenced is not None:
-                        await led.sequenced.save()
-                    if now - led.used_s >= self._config.gateway_idle_s:  # it may have been used while `save` waited
-                        del self.logs[name]
-                        await self._close_log(led)
+            for led in list(self.logs.values()):
+                await self._supervised(self._release_log(led))
             for opening in self._opening.values():
-                if now - opening.used_s >= self._config.gateway_idle_s:
+                if self.now() - opening.used_s >= self._config.gateway_idle_s:
                     opening.task.cancel()
-            for ledger_id, ledger in list(self.ledgers.items()):
-                if now - ledger.used_s >= LEDGER_IDLE_S and not ledger.turn.locked():
-                    del self.ledgers[ledger_id]
-                    await self._seal(ledger)
+            for ledger in list(self.ledgers.values()):
+                await self._supervised(self._release_ledger(ledger))
+
+    async def _supervised(self, releasing: Coroutine[object, object, None]) -> None:
+        """Release one writer. Its failure is reported, and does not keep the others."""
+        try:
+            await releasing
+        except BookKeeperError:
+            pass  # The next round tries again.
+        except Exception as error:  # noqa: BLE001  (our mistake, about one writer)
+            self._events.error("gateway.broken", error=error)
+
+    async def _release_log(self, led: LedLog) -> None:
+        if led.sequenced is not None and self.now() - led.used_s >= SNAPSHOT_IDLE_S:
+            await led.sequenced.save()
+        # While this waited, it may have been used, or lost and led again by another writer, which is not idle.
+        if self.logs.get(led.log.name) is led and self.now() - led.used_s >= self._config.gateway_idle_s:
+            del self.logs[led.log.name]
+            await self._close_log(led)
+
+    async def _release_ledger(self, ledger: WrittenLedger) -> None:
+        ledger_id, idle_s = ledger.writer.ledger_id, self.now() - ledger.used_s
+        if self.ledgers.get(ledger_id) is ledger and idle_s >= LEDGER_IDLE_S and not ledger.turn.locked():
+            del self.ledgers[ledger_id]
+            await self._seal(ledger)
 
     async def stop(self) -> None:
         """Seal everything, after the requests have ended. What cannot be sealed in time is left to recovery."""

@@ -246,6 +246,11 @@ def test_passwords() -> None:
         assert await payloads(secret) == [b"a"]
         with pytest.raises(Unauthorized):
             await payloads(log)
+        with pytest.raises(Unauthorized, match="log orders: wrong password"):  # although no ledger is open
+            await log.lead()
+        async with secret.lead() as writer:
+            await writer.append(b"b")
+        assert await payloads(secret) == [b"a", b"b"]
 
     with_log(act)
 

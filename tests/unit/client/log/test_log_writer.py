@@ -6,6 +6,7 @@ import asyncio
 import gc
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.logs import QUICK, Act, in_log, payloads
 from tests.fakes.world import World
 
@@ -22,8 +23,10 @@ from bookies.errors import (
     SequenceGap,
     WrongExpectedLast,
 )
+from bookies.metadata.interface.driver import RECORD_SIZE_MAX
 from bookies.model import BookieId
 from bookies.protocol.log import Position
+from bookies.protocol.log.log_model import pack_manifest
 from bookies.protocol.log.sequences import RUNS_MAX
 
 
@@ -213,6 +216,36 @@ def test_of_appends_that_expect_the_same_entry_one_succeeds_also_among_others() 
             )
             assert isinstance(conditional, Position)
         assert await payloads(log) == [b"a", b"0", b"b", b"c", b"d"]
+
+    with_log(act)
+
+
+def test_an_append_to_a_list_that_is_full_meanwhile_has_an_unknown_outcome() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer = await log.lead()
+        await writer.append(b"a")
+        for bookie in world.bookies.values():
+            bookie.intercept = lambda request: []
+        task = asyncio.create_task(writer.append(b"b"))
+        await failed(writer)
+        manifest = await log.manifest()
+        note = "x" * (RECORD_SIZE_MAX - len(pack_manifest(replace(manifest, extra={"note": ""}))))
+        data, version = await client._driver.read_record("logs/orders")
+        await client._driver.write_record(
+            "logs/orders", pack_manifest(replace(manifest, extra={"note": note})), version
+        )
+        for bookie in world.bookies.values():
+            bookie.intercept = lambda request: None
+        with pytest.raises(LogError, match=r"accepts at most 1,032,192: the entry may or may not be in the log"):
+            await task
+        with pytest.raises(LogError, match="nothing was sent: log orders cannot be continued"):
+            await writer.append(b"c")
+        await writer.abandon()
+        _, version = await client._driver.read_record("logs/orders")
+        await client._driver.write_record("logs/orders", data, version)
+        async with log.lead() as writer:
+            await writer.append(b"b")
+        assert await payloads(log) == [b"a", b"b"]
 
     with_log(act)
 

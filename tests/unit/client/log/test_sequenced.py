@@ -200,6 +200,29 @@ def test_a_snapshot_that_the_store_refuses_ends_no_leader(monkeypatch: pytest.Mo
     with_log(act)
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_numbers_that_a_compaction_has_removed_are_repeats(is_compacted: bool) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer, numbered = await lead(log)
+        for number in (5, 6):  # no snapshot has them
+            await numbered.append("w", number, [Record(b"%d" % number, b"key")])
+        await writer.abandon()
+        for _ in range(2):
+            await (await log.lead()).close()
+        if is_compacted:
+            assert (await log.compact()).removed == 1
+        _, numbered = await lead(log)
+        for number in (5, 6):
+            assert (await numbered.append("w", number, records(b"again"))).repeated == 1
+        if is_compacted:  # it cannot tell them from those that went
+            assert (await numbered.append("w", 4, records(b"x"))).repeated == 1
+        else:
+            with pytest.raises(InvalidArgument, match="the first number of writer w is 5"):
+                await numbered.append("w", 4, records(b"x"))
+
+    in_log(act, "envelope", "key", **QUICK)
+
+
 def test_a_migrated_log_knows_its_numbers_without_a_snapshot() -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         async with log.lead() as leader:

@@ -117,6 +117,24 @@ def test_replacing_deletes_what_was_there() -> None:
     with_log(act)
 
 
+def test_a_transaction_has_the_password_of_its_log() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async def add(log: Log, version: int, *, is_replacing: bool = False) -> None:
+            async with log.transaction("loader", version, is_replacing=is_replacing) as txn:
+                await txn.append(b"%d" % version)
+
+        secret = client.log("orders", password=b"s3cret")
+        await add(secret, 1)
+        with pytest.raises(TransactionRefused, match="its password is not the one of the log's other ledgers"):
+            await add(log, 2)
+        await add(secret, 3)
+        assert await payloads(secret) == [b"1", b"3"]
+        await add(log, 4, is_replacing=True)
+        assert await payloads(log) == [b"4"]
+
+    with_log(act)
+
+
 # -- beside a leader -----------------------------------------------------------------------------------------------
 
 

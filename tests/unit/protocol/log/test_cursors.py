@@ -59,6 +59,17 @@ def test_what_a_truncation_passes(at: tuple[int, int], before: tuple[int, int], 
     assert [each.name for each in found] == (["c"] if is_passed else [])
 
 
+def test_a_ledger_that_a_compaction_has_emptied_holds_nothing_back() -> None:
+    emptied = replace(LOG, extents=(replace(LOG.extents[0], stored=20, kept=0), *LOG.extents[1:]))
+    waiting, before = {"c": cursor(10, 5)}, Position(12, 0)
+    assert passed(waiting, LOG, before, {})
+    assert passed(waiting, emptied, before, {}) == []
+    assert carried(waiting, emptied, before) == {"c": cursor(12, 0)}
+    assert passed(waiting, emptied, Position(12, 1), {})
+    some = replace(LOG, extents=(replace(LOG.extents[0], stored=20, kept=1), *LOG.extents[1:]))
+    assert passed(waiting, some, before, {})
+
+
 def test_a_cursor_before_truncated_entries_is_lost() -> None:
     log = replace(LOG, extents=(*LOG.extents[:2], replace(LOG.extents[2], first=3), LOG.extents[3]))
     for at in ((10, 10), (11, 0)):

@@ -128,6 +128,10 @@ def test_a_ledger_that_is_not_what_its_task_said_is_refused() -> None:
     assert "written for log 'a', perhaps an earlier one" in unfitness(
         record(10), replace(TXN, tokens={"a": "later"}), "a", WRITTEN[0]
     )
+    protected = replace(record(10), password=b"s3cret")
+    assert "its password is not the one" in unfitness(protected, TXN, "a", WRITTEN[0], b"")
+    assert unfitness(protected, TXN, "a", WRITTEN[0], b"s3cret") == unfitness(protected, TXN, "a", WRITTEN[0]) == ""
+    assert unfitness(replace(record(10), password=None), TXN, "a", WRITTEN[0], b"s3cret") == ""
 
 
 def test_the_reaper_keeps_what_may_still_be_committed() -> None:

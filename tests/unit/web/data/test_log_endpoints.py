@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.web.conftest import PORT, HttpClient
 
+from bookies.client.log import Log, LogWriter
 from bookies.protocol.log.sequences import CURSOR
 from bookies.web.data.forms import BINARY, LINES, PREFIXED
 
@@ -87,6 +88,27 @@ def test_appends_are_read_in_pages_and_one_by_one(serve: Serve) -> None:
             (f"{ENTRIES}?max_bytes=x", 400),
         ):
             assert (await site.call("GET", target)).status == status, target
+
+    serve(body)
+
+
+def test_entries_are_read_one_by_one_where_a_compaction_or_a_roll_up_has_put_them(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        client = await site.client()
+        log = client.log("orders")
+        await log.create(ensemble=1, write_quorum=1, ack_quorum=1, record_format="envelope", compaction="key")
+        positions = []
+        for number in range(4):
+            async with log.lead() as writer:
+                positions += [await writer.append(b"%d" % number, key=key) for key in (b"a", b"own%d" % number)]
+        assert (await log.compact()).removed == 3
+        assert (await log.roll_up()).runs == 1
+        answers = [await site.call("GET", f"{ENTRIES}/{position}") for position in (*positions, positions[1].next)]
+        expected = [404, 200] * 3 + [200, 200, 404]
+        assert [answer.status for answer in answers] == expected
+        assert [answer.body for answer in answers if answer.status == 200] == [b"0", b"1", b"2", b"3", b"3"]
+        assert f"has no entry {positions[0]}: a compaction has removed it" in answers[0].json["detail"]
+        await client.close()
 
     serve(body)
 
@@ -379,6 +401,31 @@ def test_another_leader_makes_an_outcome_unknown_unless_the_entries_have_numbers
         await client.close()
 
     serve(body)
+
+
+def test_a_repetition_that_another_leader_prevents_leaves_the_outcome_unknown(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        await site.call("POST", ENTRIES, b"a", Bk_Writer="w", Bk_Sequence="0")
+        client = await site.client()
+        log = client.log("orders")
+        waiting = asyncio.create_task(waited(log))  # for its turn, which it gets when the gateway has lost the lead
+        await asyncio.sleep(1)
+        async with log.lead():  # without a turn
+            pass
+        answer = await site.call("POST", ENTRIES, b"b", Bk_Writer="w", Bk_Sequence="1")
+        assert (answer.status, answer.headers.get("bk-outcome")) == (503, "unknown")
+        assert "the entries may or may not be stored" in answer.json["detail"]
+        again = await site.call("POST", ENTRIES, b"b", Bk_Writer="w", Bk_Sequence="1")
+        assert (again.status, "bk-outcome" in again.headers) == (503, False)  # nothing was sent
+        await (await waiting).close()
+        await client.close()
+
+    serve(body)
+
+
+async def waited(log: Log) -> LogWriter:
+    return await log.lead(wait=True, text="batch:7")
 
 
 def test_a_gateway_waits_for_a_log_only_while_it_gets_appends_and_not_for_a_deleted_one(serve: Serve) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ from bookies.errors import (
     LogFenced,
     LogNotFound,
     LogTruncated,
+    MetadataCorrupt,
     Unauthorized,
 )
 from bookies.metadata.interface.driver import Step
@@ -58,7 +60,7 @@ async def take_over(
 
     `leader`: the epoch of a leader that lost its ledger, and continues only while no other took over. `is_candidate`:
     asked before every attempt. Raises `LogFenced` if either fails, `LogNotFound`, `LedgerNotFound` (a listed ledger
-    is lost), and the error that prevents a step for too long.
+    is lost), `Unauthorized` (wrong password), and the error that prevents a step for too long.
     """
     patience, lost = Patience(parts.runtime), 0
     while True:
@@ -89,6 +91,10 @@ async def _attempt(parts: LogContext, leader: int | None) -> LedgerWriter | None
         if await parts.records.refresh() is basis:
             raise
         return None  # It was truncated, or deleted with the log, meanwhile.
+    if not ends:  # Otherwise a recovery has compared the password.
+        expected = await last_password(parts.client, basis)
+        if expected is not None and not hmac.compare_digest(expected, parts.password):
+            raise Unauthorized(f"log {parts.records.name}: wrong password: pass the one that its ledgers have")
     ledger = await new_ledger(parts, basis.epoch + 1)  # (3)
     try:
         await parts.records.update(lambda now: taken_over(now, basis, ledger.ledger_id, ends, leader=leader))  # (5)
@@ -109,6 +115,17 @@ async def end_of(parts: LogContext, ledger_id: int) -> LedgerEnd:
     ledger = await parts.client.recover(ledger_id, password=parts.password)
     await ledger.close()
     return LedgerEnd(ledger.metadata.last_entry_id, ledger.metadata.length)
+
+
+async def last_password(client: LedgerClient, manifest: Manifest) -> bytes | None:
+    """Return the password of the last ledger in a list, which the next one must have: readers know one password.
+
+    None: the list is empty, or the ledger's record is lost, damaged or without a password.
+    """
+    if manifest.extents:
+        with contextlib.suppress(LedgerNotFound, MetadataCorrupt):
+            return (await client.metadata(manifest.extents[-1].storage)).password
+    return None
 
 
 async def new_ledger(parts: LogContext, epoch: int) -> LedgerWriter:
