@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import posixpath
 import struct
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from bookies.errors import DataUnknown, EntryNotFound, LedgerFenced, LedgerUnkno
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
+from bookies.storage.engine.rebuild import AGAIN_S
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
 from bookies.storage.journal import journal_format, journal_trailer
@@ -43,6 +46,46 @@ def lose_index(made: Any, body: Body) -> None:
 
     assert made.live(script)
     made.disk.unlink(LIST)
+
+
+async def check_entries(store: LedgerStore, body: Body, entries: range = range(12)) -> None:
+    for entry in entries:
+        assert await store.read(LOST, entry) == body(LOST, entry, size=500)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_that_could_not_be_opened_once_is_not_compacted_away(small: Any, body: Body, kind: str) -> None:
+    """Its entries are missing from the rebuilt index, so the ledger is in limbo. A later attempt finds them."""
+    made, records = small(compaction=kind), FakeRecords.of(LOST, 6)
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
+    made.disk.unlink(path)
+    made.disk.sync_directory(posixpath.dirname(path))
+
+    async def compact_in_limbo(store: LedgerStore, promises: Any) -> None:
+        made.disk.fail("open", "/1.log", lambda: OSError(errno.EMFILE, "Too many open files"))
+        await store.repair()
+        await store.checkpoint()
+        store.collect(records, BOOKIE)
+        await collect(store)
+        await compact(store)
+        assert "1.log" in logs_of(made)
+        assert store.collector is not None
+        assert f"ledger {LOST} is in limbo" in store.collector.why(1)[0]
+        for entry in (2, 3):
+            with pytest.raises(DataUnknown):
+                await store.read(LOST, entry)
+        await asyncio.sleep(AGAIN_S + 1)
+        await store._open().rebuilder.wait_idle()
+        await check_entries(store, body)
+        assert LOST in store.limbo
+        await store.end_limbo([LOST])
+        await compact(store)
+        assert "1.log" not in logs_of(made)
+        await check_entries(store, body)
+
+    assert made.live(compact_in_limbo)
+    assert made.live(lambda store, promises: check_entries(store, body))
 
 
 @pytest.mark.parametrize("kind", KINDS)
