@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from tests.fakes.offloaded import coming_back
 from tests.fakes.records import BOOKIE, FakeRecords, Record, record
+from tests.sim.conftest import KEY
 from tests.sim.space_world import ALL, Body, collect, compact, fill, logs_of, small_machine
 
-from bookies.errors import DataUnknown, EntryNotFound, LedgerFenced, LedgerUnknownToBookie
+from bookies.errors import BookKeeperError, DataUnknown, EntryNotFound, LedgerFenced, LedgerUnknownToBookie
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
@@ -252,6 +253,64 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
     made.disk.put(LIST, pack(7, {LOST: QuarantineRecord(QuarantineState.DELETED, 0)}, identity))
     assert made.live(again)
     assert told == ([] if owner == "b2" else [LOST])
+
+
+class Fencing(FakeRecords):
+    """Every read of a record meets a client that fences the ledger. `answers`: what it was told."""
+
+    store: LedgerStore | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[str] = []
+
+    async def fence(self) -> None:
+        assert self.store is not None
+        answer: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        try:
+            self.store.fence(LOST, KEY, answer.set_result)
+        except BookKeeperError as error:
+            answer.set_result(error)
+        self.answers.append(type(await answer).__name__)
+
+    async def read_ledger(self, ledger_id: int) -> Record:
+        if ledger_id == LOST and self.store is not None:
+            await self.fence()
+        return await super().read_ledger(ledger_id)
+
+
+@pytest.mark.parametrize("loss", [None, NOTHING_SURVIVES, PROCESS_DIES])
+def test_a_fence_makes_no_new_ledger_of_one_whose_record_comes_back(small: Any, body: Body, loss: Any) -> None:
+    """The entry logs still have a deleted ledger. A client fences it before, during and after its return."""
+    made, records = small(str(loss)), Fencing()
+
+    async def fence_on() -> None:
+        while records.answers[-1:] != ["NoneType"]:
+            await records.fence()
+            await asyncio.sleep(0.001)
+
+    async def restore(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store)
+        records.ledgers.update(FakeRecords.of(*ALL).ledgers)
+        records.store = store
+        store.collect(records, BOOKIE)
+        fencing = asyncio.ensure_future(fence_on())
+        await collect(store)
+        await fencing
+        assert {*records.answers} >= {"LedgerUnknownToBookie", "NoneType"}
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store._open().rebuilder.wait_idle()
+        assert LOST in store.limbo
+        await check_entries(store, body)
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 12)
+
+    assert made.live(restore, stops=loss is None)
+    if loss is not None:
+        made.crash(loss)
+    assert made.live(check)
 
 
 async def delete_now(store: LedgerStore) -> None:
