@@ -80,7 +80,7 @@ def test_a_log_that_could_not_be_opened_once_is_not_compacted_away(small: Any, b
         await store._open().rebuilder.wait_idle()
         await check_entries(store, body)
         assert LOST in store.limbo
-        await store.end_limbo([LOST])
+        await store.end_limbo(dict(store.limbo.doubts))
         await compact(store)
         assert "1.log" not in logs_of(made)
         await check_entries(store, body)
@@ -520,3 +520,20 @@ def test_a_ledger_whose_index_file_and_catalog_are_lost_is_found_in_the_logs(
     path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
     made.disk.put(path, made.disk.read_bytes(path)[:1024])  # The catalog knows the file again.
     assert made.live(check)
+
+
+def test_what_is_lost_after_the_entries_were_counted_keeps_a_ledger_in_limbo(small: Any, body: Body) -> None:
+    made = small()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 2)
+        await store._open().index.distrust(LOST)
+        counted = dict(store.limbo.doubts)
+        assert await store.held_entries(LOST) == [range(4)]
+        await store._open().index.distrust(LOST)
+        await store.end_limbo(counted)
+        assert LOST in store.limbo
+        await store.end_limbo(dict(store.limbo.doubts))
+        assert LOST not in store.limbo
+
+    assert made.live(script)

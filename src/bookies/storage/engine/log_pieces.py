@@ -90,7 +90,7 @@ async def current_slots(index: LedgerIndex, piece: Piece) -> bytes:
 
 
 def may_lack_slot(index: LedgerIndex, piece: Piece, slots: bytes) -> bool:
-    """Report whether entries without a slot may be live all the same: the ledger is uncertain.
+    """Report whether some entries have no slot and may be live, because the ledger is uncertain.
 
     `slots`: those of the piece, just read.
     """

@@ -254,8 +254,8 @@ class Quarantine:
         """
         async with self._lock:
             await self._finish()
-            for found in self._ready_for(QuarantineEvent.FOUND, [ledger_id]):
-                self._find(found)
+            if self._ready_for(QuarantineEvent.FOUND, [ledger_id]):
+                self._find(ledger_id)
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> list[int]:
         """Delete the ledgers that are still in quarantine; return these. After a failure a later call completes it."""

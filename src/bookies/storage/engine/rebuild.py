@@ -239,7 +239,7 @@ class Rebuilder:
             path, known = self._index.places.last_known(ledger_id), self._index.catalog.ledgers.get(ledger_id)
             known = known.copy() if known is not None else None  # what the file should hold
             await self._worker.run(self._read_old, path, known, wanted[ledger_id])
-        for ledger_id in [number for number, found in wanted.items() if found.is_whole and number not in self._unread]:
+        for ledger_id in [number for number in wanted if wanted[number].is_whole and number not in self._unread]:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
@@ -375,6 +375,8 @@ class Rebuilder:
             return len(missing)
         ledger.take(RebuildEvent.READ)
         header = ledger.header.without_state(STATE_REBUILDING)
+        if not is_complete:
+            index.catalog.limbo.doubt(ledger_id)
         index.set_header(ledger, header if is_complete else header.with_state(STATE_LIMBO | STATE_FENCED))
         return len(missing)
 

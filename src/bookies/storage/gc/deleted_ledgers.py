@@ -265,10 +265,13 @@ class LedgerCollection:
                 continue
             if removal.state is QuarantineState.SURPLUS:
                 surplus.append(ledger_id)
-            elif await self._records.is_proven_deleted(ledger_id):
+            else:
                 due.append(ledger_id)
         for start in range(0, len(due), BATCH):
-            await self._delete(due[start : start + BATCH], now_ms)
+            # The proof is of the last second or two, not of before all other batches.
+            batch = due[start : start + BATCH]
+            if proven := [ledger_id for ledger_id in batch if await self._records.is_proven_deleted(ledger_id)]:
+                await self._delete(proven, now_ms)
         await self._delete_surplus(surplus, now_ms)
         deleted_before = self._removals.in_state(QuarantineState.DELETED)
         await self._removals.forget(
