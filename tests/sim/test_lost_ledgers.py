@@ -21,6 +21,7 @@ from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
 from bookies.storage.engine.rebuild import AGAIN_S
+from bookies.storage.entry_log.entry_log_format import MAP_FIELDS_OFFSET
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
 from bookies.storage.journal import journal_format, journal_trailer
@@ -87,6 +88,31 @@ def test_a_log_that_could_not_be_opened_once_is_not_compacted_away(small: Any, b
 
     assert made.live(compact_in_limbo)
     assert made.live(lambda store, promises: check_entries(store, body))
+
+
+def test_a_log_without_a_map_is_not_empty_because_a_rebuild_has_missed_it(small: Any, body: Body) -> None:
+    """Nothing else lives in it, and the ledger's entries in it have no slot."""
+    made, records = small(), FakeRecords.of(LOST)
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
+    made.disk.unlink(path)
+    made.disk.sync_directory(posixpath.dirname(path))
+    log = "/ledgers0/current/1.log"
+    data = made.disk.read_bytes(log)
+    made.disk.put(log, data[:MAP_FIELDS_OFFSET] + bytes(12) + data[MAP_FIELDS_OFFSET + 12 :])
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        made.disk.fail("open", "/1.log", lambda: OSError(errno.EMFILE, "Too many open files"))
+        await store.repair()
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await store.collector.collect(is_forced=True, is_awaited=True)
+        assert [*store.ledger_ids()] == [LOST]
+        await asyncio.sleep(AGAIN_S + 1)
+        await store._open().rebuilder.wait_idle()
+        await check_entries(store, body)
+
+    assert made.live(script)
 
 
 @pytest.mark.parametrize("kind", KINDS)
