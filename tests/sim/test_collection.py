@@ -25,6 +25,7 @@ from bookies.kernels import Records
 from bookies.lab.sim.world.cluster import SimClock
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.model import BookieId, LedgerMetadata
+from bookies.storage.gc.deleted_ledgers import BATCH
 from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
@@ -190,6 +191,21 @@ def test_nothing_goes_on_one_proof(small: Any, body: Body) -> None:
         records.instance = "cluster"
         await store.collector.collect(is_forced=False, is_awaited=True)
         assert sorted(store.ledger_ids()) == [1, 2, 4, 5, 6, 8]
+
+    assert made.live(script)
+
+
+def test_a_record_that_comes_back_while_others_are_deleted_counts(small: Any, body: Body) -> None:
+    """Deletions are in batches. The last one is proven when the others are over."""
+    made, last = small(gc_quarantine_ms=0), BATCH
+    records = FakeRecords.of()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await asyncio.gather(*(promises.add(store, each, {0: body(each, 0)}) for each in range(last + 1)))
+        store._open().removals.on_deleted = lambda _: records.ledgers.setdefault(last, record(last))
+        await collect(store, is_forced=True)
+        assert list(store.ledger_ids()) == [last]
 
     assert made.live(script)
 

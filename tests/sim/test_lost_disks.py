@@ -128,7 +128,7 @@ def test_ledgers_leave_limbo_when_their_entries_are_back(bookie: Callable[..., A
                 body = {entry_id: promises.acknowledged[ledger_id, entry_id]}
                 await promises.add(store, ledger_id, body, is_recovery=True)
         assert 0 < missing < len(promises.acknowledged)
-        await store.end_limbo([*range(15), 20, 999])
+        await store.end_limbo({each: store.limbo.doubts.get(each, 0) for each in (*range(15), 20, 999)})
 
     assert made.live(fetch)
     made.crash(NOTHING_SURVIVES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import posixpath
 import struct
 from collections.abc import Callable
@@ -11,12 +13,15 @@ from typing import Any
 import pytest
 from tests.fakes.offloaded import coming_back
 from tests.fakes.records import BOOKIE, FakeRecords, Record, record
+from tests.sim.conftest import KEY
 from tests.sim.space_world import ALL, Body, collect, compact, fill, logs_of, small_machine
 
-from bookies.errors import DataUnknown, EntryNotFound, LedgerFenced, LedgerUnknownToBookie
+from bookies.errors import BookKeeperError, DataUnknown, EntryNotFound, LedgerFenced, LedgerUnknownToBookie
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
+from bookies.storage.engine.rebuild import AGAIN_S
+from bookies.storage.entry_log.entry_log_format import MAP_FIELDS_OFFSET
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
 from bookies.storage.journal import journal_format, journal_trailer
@@ -43,6 +48,71 @@ def lose_index(made: Any, body: Body) -> None:
 
     assert made.live(script)
     made.disk.unlink(LIST)
+
+
+async def check_entries(store: LedgerStore, body: Body, entries: range = range(12)) -> None:
+    for entry in entries:
+        assert await store.read(LOST, entry) == body(LOST, entry, size=500)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_that_could_not_be_opened_once_is_not_compacted_away(small: Any, body: Body, kind: str) -> None:
+    """Its entries are missing from the rebuilt index, so the ledger is in limbo. A later attempt finds them."""
+    made, records = small(compaction=kind), FakeRecords.of(LOST, 6)
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
+    made.disk.unlink(path)
+    made.disk.sync_directory(posixpath.dirname(path))
+
+    async def compact_in_limbo(store: LedgerStore, promises: Any) -> None:
+        made.disk.fail("open", "/1.log", lambda: OSError(errno.EMFILE, "Too many open files"))
+        await store.repair()
+        await store.checkpoint()
+        store.collect(records, BOOKIE)
+        await collect(store)
+        await compact(store)
+        assert "1.log" in logs_of(made)
+        assert store.collector is not None
+        assert f"ledger {LOST} is in limbo" in store.collector.why(1)[0]
+        for entry in (2, 3):
+            with pytest.raises(DataUnknown):
+                await store.read(LOST, entry)
+        await asyncio.sleep(AGAIN_S + 1)
+        await store._open().rebuilder.wait_idle()
+        await check_entries(store, body)
+        assert LOST in store.limbo
+        await store.end_limbo(dict(store.limbo.doubts))
+        await compact(store)
+        assert "1.log" not in logs_of(made)
+        await check_entries(store, body)
+
+    assert made.live(compact_in_limbo)
+    assert made.live(lambda store, promises: check_entries(store, body))
+
+
+def test_a_log_without_a_map_is_not_empty_because_a_rebuild_has_missed_it(small: Any, body: Body) -> None:
+    """Nothing else lives in it, and the ledger's entries in it have no slot."""
+    made, records = small(), FakeRecords.of(LOST)
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
+    made.disk.unlink(path)
+    made.disk.sync_directory(posixpath.dirname(path))
+    log = "/ledgers0/current/1.log"
+    data = made.disk.read_bytes(log)
+    made.disk.put(log, data[:MAP_FIELDS_OFFSET] + bytes(12) + data[MAP_FIELDS_OFFSET + 12 :])
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        made.disk.fail("open", "/1.log", lambda: OSError(errno.EMFILE, "Too many open files"))
+        await store.repair()
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await store.collector.collect(is_forced=True, is_awaited=True)
+        assert [*store.ledger_ids()] == [LOST]
+        await asyncio.sleep(AGAIN_S + 1)
+        await store._open().rebuilder.wait_idle()
+        await check_entries(store, body)
+
+    assert made.live(script)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,6 +279,64 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
     made.disk.put(LIST, pack(7, {LOST: QuarantineRecord(QuarantineState.DELETED, 0)}, identity))
     assert made.live(again)
     assert told == ([] if owner == "b2" else [LOST])
+
+
+class Fencing(FakeRecords):
+    """Every read of a record meets a client that fences the ledger. `answers`: what it was told."""
+
+    store: LedgerStore | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[str] = []
+
+    async def fence(self) -> None:
+        assert self.store is not None
+        answer: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        try:
+            self.store.fence(LOST, KEY, answer.set_result)
+        except BookKeeperError as error:
+            answer.set_result(error)
+        self.answers.append(type(await answer).__name__)
+
+    async def read_ledger(self, ledger_id: int) -> Record:
+        if ledger_id == LOST and self.store is not None:
+            await self.fence()
+        return await super().read_ledger(ledger_id)
+
+
+@pytest.mark.parametrize("loss", [None, NOTHING_SURVIVES, PROCESS_DIES])
+def test_a_fence_makes_no_new_ledger_of_one_whose_record_comes_back(small: Any, body: Body, loss: Any) -> None:
+    """The entry logs still have a deleted ledger. A client fences it before, during and after its return."""
+    made, records = small(str(loss)), Fencing()
+
+    async def fence_on() -> None:
+        while records.answers[-1:] != ["NoneType"]:
+            await records.fence()
+            await asyncio.sleep(0.001)
+
+    async def restore(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store)
+        records.ledgers.update(FakeRecords.of(*ALL).ledgers)
+        records.store = store
+        store.collect(records, BOOKIE)
+        fencing = asyncio.ensure_future(fence_on())
+        await collect(store)
+        await fencing
+        assert {*records.answers} >= {"LedgerUnknownToBookie", "NoneType"}
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store._open().rebuilder.wait_idle()
+        assert LOST in store.limbo
+        await check_entries(store, body)
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 12)
+
+    assert made.live(restore, stops=loss is None)
+    if loss is not None:
+        made.crash(loss)
+    assert made.live(check)
 
 
 async def delete_now(store: LedgerStore) -> None:
@@ -418,3 +546,20 @@ def test_a_ledger_whose_index_file_and_catalog_are_lost_is_found_in_the_logs(
     path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
     made.disk.put(path, made.disk.read_bytes(path)[:1024])  # The catalog knows the file again.
     assert made.live(check)
+
+
+def test_what_is_lost_after_the_entries_were_counted_keeps_a_ledger_in_limbo(small: Any, body: Body) -> None:
+    made = small()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 2)
+        await store._open().index.distrust(LOST)
+        counted = dict(store.limbo.doubts)
+        assert await store.held_entries(LOST) == [range(4)]
+        await store._open().index.distrust(LOST)
+        await store.end_limbo(counted)
+        assert LOST in store.limbo
+        await store.end_limbo(dict(store.limbo.doubts))
+        assert LOST not in store.limbo
+
+    assert made.live(script)

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import dataclasses
 import posixpath
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
@@ -408,16 +408,19 @@ class LedgerStore(StoreWrites, StoreReads):
         finally:
             ledger.users -= 1
 
-    async def end_limbo(self, ledger_ids: Iterable[int]) -> None:
+    async def end_limbo(self, doubts: Mapping[int, int]) -> None:
         """Declare that all entries of these closed ledgers are here that must be. Durable on return.
+
+        `doubts`: by ledger, those of `Limbo` before what is here was determined. Ledgers with newer ones stay in limbo.
 
         Raises: StorageError, OSError.
         """
         parts = self._open()
-        for ledger_id in ledger_ids:
+        for ledger_id, count in doubts.items():
             with contextlib.suppress(LedgerUnknownToBookie):  # deleted meanwhile
                 ledger = await parts.index.load(ledger_id)
-                parts.index.set_header(ledger, ledger.header.without_state(STATE_LIMBO))
+                if self.limbo.doubts.get(ledger_id, 0) == count:
+                    parts.index.set_header(ledger, ledger.header.without_state(STATE_LIMBO))
         await parts.checkpointer.checkpoint()
 
     async def repair(self) -> dict[str, int]:

@@ -74,12 +74,27 @@ async def current_slots(index: LedgerIndex, piece: Piece) -> bytes:
     first, stop = piece.first, piece.entry_ids.stop
     try:
         ledger = await index.load(piece.ledger_id)
-        while first < stop:
-            if ledger.lacks_entries:
-                raise ReadFailed("its index file is being rebuilt", ledger_id=piece.ledger_id)
-            count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
-            slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
-            first += count
+        ledger.users += 1
+        try:
+            while first < stop:
+                if ledger.lacks_entries:
+                    raise ReadFailed("its index file is being rebuilt", ledger_id=piece.ledger_id)
+                count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
+                slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
+                first += count
+        finally:
+            ledger.users -= 1
     except LedgerUnknownToBookie:
         return bytes(len(piece.entry_ids) * SLOT_SIZE)  # deleted meanwhile
     return slots
+
+
+def may_lack_slot(index: LedgerIndex, piece: Piece, slots: bytes) -> bool:
+    """Report whether some entries have no slot and may be live, because the ledger is uncertain.
+
+    `slots`: those of the piece, just read.
+    """
+    ledger = index.get(piece.ledger_id)
+    if ledger is None or not ledger.header.is_uncertain:
+        return False
+    return any(not slots[at : at + SLOT_SIZE].strip(b"\0") for at in range(0, len(slots), SLOT_SIZE))

@@ -110,7 +110,7 @@ class Quarantine:
         self.on_forget: Callable[[Sequence[int]], Awaitable[None]] | None = None
         self.observer = StorageObserver()
         self.files = QuarantineFiles(disk, directories)
-        self.found: dict[int, None] = {}  # deleted ledgers of which the start has found data
+        self.found: dict[int, None] = {}  # deleted ledgers of which there is data or a record again
         self._index = index
         self._checkpointer = checkpointer
         self._cache = cache
@@ -246,6 +246,16 @@ class Quarantine:
             await self._checkpointer.checkpoint()
             for ledger_id in ledger_ids:
                 self.found.pop(ledger_id, None)
+
+    async def find(self, ledger_id: int) -> None:
+        """Put a deleted ledger back into quarantine. The caller has its index rebuilt; `lift` makes that durable.
+
+        On disk it stays deleted. Raises: StorageError, OSError.
+        """
+        async with self._lock:
+            await self._finish()
+            if self._ready_for(QuarantineEvent.FOUND, [ledger_id]):
+                self._find(ledger_id)
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> list[int]:
         """Delete the ledgers that are still in quarantine; return these. After a failure a later call completes it."""

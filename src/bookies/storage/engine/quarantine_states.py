@@ -18,7 +18,7 @@ class QuarantineEvent(enum.Enum):
     RETURNED = "returned"  # the metadata names this bookie for it
     PIN = "pin"  # an operator brings it back
     DELETE = "delete"  # its time in quarantine is over
-    FOUND = "found"  # a start finds data of it, which another program may have stored
+    FOUND = "found"  # a start finds data of it, which another program may have stored; or its record is back
     FORGET = "forget"  # no journal that may be replayed contains it
 
 

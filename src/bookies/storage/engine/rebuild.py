@@ -4,7 +4,8 @@ One pass reads all logs for all waiting ledgers. It does not use ledgers maps to
 checksum. Of several copies of an entry the last one counts, in the order of log ids; a slot that a flush sets meanwhile
 has precedence.
 
-The content of an unreadable part of a log is unknown, so ledgers rebuilt then stay uncertain (limbo). Parts that a
+The content of an unreadable part of a log is unknown, so ledgers rebuilt then stay uncertain (limbo). If the log could
+not be read at all (too many open files, an I/O error), the rebuild is repeated while they are in limbo. Parts that a
 power failure has torn were not synced and do not count, because the journal had their entries (`torn_logs`).
 
 Source: storage 3.5, 4.6, 10.2.
@@ -41,9 +42,13 @@ from bookies.storage.index.index_format import (
     slots_per_page,
 )
 from bookies.storage.index.index_format import HEADER_SIZE as INDEX_HEADER_SIZE
+from bookies.storage.index.index_ledger import Ledger
 from bookies.storage.index.rebuild_states import RebuildEvent
 from bookies.storage.index.slots import pieces
 from bookies.storage.records import Batch, EndKind
+
+AGAIN_S = 60.0  # before a log that could not be read is tried again; doubled each time
+PASSES_MAX = 8
 
 
 def ledgers_in_logs(disk: Disk, logs: LogDirectories) -> list[int]:
@@ -175,6 +180,7 @@ class Rebuilder:
         self._events = Events("storage.rebuild", runtime.clock)
         self._is_busy = False
         self._ended = asyncio.Event()
+        self._unread: dict[int, int] = {}  # ledgers of which a log could not be read -> passes since
         self.count = 0  # ledgers rebuilt
 
     async def wait_idle(self) -> None:
@@ -186,7 +192,7 @@ class Rebuilder:
     async def run(self) -> None:
         """Rebuild index files on request until cancelled."""
         while True:
-            await self._index.rebuilds.wanted.wait()
+            await self._wait()
             self._is_busy = True
             try:
                 await self._rebuild()
@@ -196,6 +202,16 @@ class Rebuilder:
             finally:
                 self._is_busy = False
                 self._ended.set()
+
+    async def _wait(self) -> None:
+        """Wait for a request, or until the next attempt at the logs that could not be read."""
+        self._unread = {number: count for number, count in self._unread.items() if number in self._index.catalog.limbo}
+        try:
+            async with asyncio.timeout(AGAIN_S * 2 ** min(self._unread.values()) if self._unread else None):
+                await self._index.rebuilds.wanted.wait()
+        except TimeoutError:
+            for ledger_id in self._unread:
+                self._index.rebuilds.want(ledger_id)
 
     async def _rebuild(self) -> None:
         wanted: dict[int, LedgerSlots] = {}
@@ -223,7 +239,7 @@ class Rebuilder:
             path, known = self._index.places.last_known(ledger_id), self._index.catalog.ledgers.get(ledger_id)
             known = known.copy() if known is not None else None  # what the file should hold
             await self._worker.run(self._read_old, path, known, wanted[ledger_id])
-        for ledger_id in [ledger_id for ledger_id, ledger_slots in wanted.items() if ledger_slots.is_whole]:
+        for ledger_id in [number for number in wanted if wanted[number].is_whole and number not in self._unread]:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
@@ -234,6 +250,7 @@ class Rebuilder:
         catalog.note_torn({log_id: end for log_id, end in catalog.torn.items() if named.get(log_id, -1) < end})
         readable: set[int] = set()
         logs, lacking = await self._worker.run(self._find_logs)
+        failed = set(lacking)  # spaces whose logs may be readable later
         id_max = LOG_ID_MAX if lacking else await self._worker.run(greatest_log_id, self._disk, self._logs)
         for log_id, path in logs.items():
             try:
@@ -241,6 +258,7 @@ class Rebuilder:
             except OSError as error:
                 self._events.error("storage.log_unreadable", path=path, error=error)
                 is_whole = False
+                failed.add(log_id % self._logs.count)
             if is_whole:
                 readable.add(log_id)
             else:
@@ -248,6 +266,9 @@ class Rebuilder:
         for ledger_id, ledger_slots in wanted.items():
             is_complete = self._logs.space_of(ledger_id) not in lacking
             await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
+            passes = self._unread.pop(ledger_id, -1) + 1
+            if passes < PASSES_MAX and self._logs.space_of(ledger_id) in failed:
+                self._unread[ledger_id] = passes
 
     def _find_logs(self) -> tuple[dict[int, str], set[int]]:
         """Return (entry logs by id, the spaces that could not be listed completely). Runs on the worker."""
@@ -323,8 +344,15 @@ class Rebuilder:
 
         Raises: OSError; LedgerUnknownToBookie.
         """
-        index = self._index
-        ledger = await index.load(ledger_id)
+        ledger = await self._index.load(ledger_id)
+        ledger.users += 1
+        try:
+            return await self._set_missing_of(ledger, entries, is_complete=is_complete)
+        finally:
+            ledger.users -= 1
+
+    async def _set_missing_of(self, ledger: Ledger, entries: dict[int, int], *, is_complete: bool) -> int:
+        index, ledger_id = self._index, ledger.ledger_id
         index.places.abandoned.pop(ledger_id, None)
         entry_ids = sorted(entries)
         missing: list[int] = []
@@ -347,6 +375,8 @@ class Rebuilder:
             return len(missing)
         ledger.take(RebuildEvent.READ)
         header = ledger.header.without_state(STATE_REBUILDING)
+        if not is_complete:
+            index.catalog.limbo.doubt(ledger_id)
         index.set_header(ledger, header if is_complete else header.with_state(STATE_LIMBO | STATE_FENCED))
         return len(missing)
 

@@ -24,6 +24,7 @@ Invariants
 - F-14: delete only after a clean end. The source is deleted only if it was read to a clean end and no slot of a ledger
   in its map names it.
 - Only logs that a checkpoint has covered are sources.
+- A missing slot proves nothing of a ledger in limbo: what the index lacks may be live. The log stays.
 - A ledger that the index does not know is dropped only if it was deleted here, or its record does not name this bookie.
 
 On the loop's thread; the collector's worker reads and writes files. Source: storage 7.5, 7.6.
@@ -42,7 +43,7 @@ from bookies.runtime.ports import Buffer, Disk, Worker
 from bookies.storage.cache.write_cache import Run
 from bookies.storage.disks.durable_files import remove, sync_all, sync_data, sync_directory, unlink_all
 from bookies.storage.engine import StorageParts
-from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
+from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, may_lack_slot, pieces_of, slots_of
 from bookies.storage.entry_log import LogUsage
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.entry_log.log_directories import LogDirectories
@@ -320,9 +321,11 @@ class Compactor:
         live: list[Piece] = []
         for piece in pieces_of(batch):
             if self._parts.index.is_known(piece.ledger_id):
-                live += matching_parts(
-                    piece, slots_of(log_id, batch, piece), await current_slots(self._parts.index, piece)
-                )
+                slots = await current_slots(self._parts.index, piece)
+                if may_lack_slot(self._parts.index, piece, slots):
+                    self._logs.wait_for(log_id, piece.ledger_id)
+                    raise StorageError("the index may lack entries of it", ledger_id=piece.ledger_id)
+                live += matching_parts(piece, slots_of(log_id, batch, piece), slots)
             elif piece.ledger_id not in self._unwanted:
                 await self._check_unwanted(log_id, piece.ledger_id)
         return live

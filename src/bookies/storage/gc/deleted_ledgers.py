@@ -178,16 +178,20 @@ class LedgerCollection:
                 continue
             if metadata is None or may_be_forgotten(metadata) or not metadata.names(self._bookie):
                 continue
-            if self._index.is_known(ledger_id) or self._removals.get(ledger_id) is not None:
-                continue
-            if is_given_up(metadata):
-                await self._index.rebuild_if_missing(ledger_id)
-                continue
+            if not self._index.is_known(ledger_id) and self._removals.get(ledger_id) is None:
+                await self._rebuild(ledger_id, metadata)
+
+    async def _rebuild(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        """Rebuild the index of a ledger that this bookie has lost or deleted."""
+        if is_given_up(metadata):
+            await self._index.rebuild_if_missing(ledger_id)
+            return
+        if not self._index.is_known(ledger_id):
             self._events.error(
                 "gc.ledger_lost", ledger=ledger_id, consequence="its index is rebuilt from the entry logs"
             )
             self._index.file_missing(ledger_id)
-            await self._index.distrust(ledger_id)  # The logs may lack entries too.
+        await self._index.distrust(ledger_id)  # The logs may lack entries too.
 
     async def _find_surplus(self, local: Sequence[int], *, is_forced: bool, with_surplus: bool) -> list[int]:
         """Return the closed ledgers that have not named this bookie for `gc_surplus_ms`, and those kept elsewhere.
@@ -222,22 +226,30 @@ class LedgerCollection:
         return [ledger_id for ledger_id in surplus if ledger_id not in locked]
 
     async def lift(self, ledger_ids: Iterable[int]) -> None:
-        """Restore the quarantined or deleted ledgers that the metadata wants here again."""
+        """Restore the quarantined or deleted ledgers that the metadata wants here again.
+
+        A deleted ledger refuses fences until its limbo is durable: one that created it anew would deny its entries.
+        """
         for ledger_id in ledger_ids:
             removal = self._removals.get(ledger_id)
+            is_lost = self._removals.is_deleted(ledger_id) or ledger_id in self._removals.found
+            read = self._records.read_current if is_lost else self._records.read
             try:
-                metadata = await self._records.read(ledger_id)
+                metadata = await read(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
             is_surplus_still = removal is not None and removal.state is QuarantineState.SURPLUS
             if metadata is None or (is_surplus_still and self._is_unlisted(metadata)):
                 continue
             self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
-            if self._removals.is_deleted(ledger_id):
+            if is_lost and metadata.names(self._bookie) and not may_be_forgotten(metadata):
                 # The logs may still have entries of it: recount their usage, and rebuild the ledger's index.
+                await self._removals.find(ledger_id)
+                self.on_returned()
+                await self._rebuild(ledger_id, metadata)
+            if self._removals.is_deleted(ledger_id):
                 await self._removals.forget([ledger_id])
                 self.on_returned()
-                await self.rebuild_lost([ledger_id])
             else:
                 await self._removals.lift([ledger_id])
 
@@ -253,10 +265,13 @@ class LedgerCollection:
                 continue
             if removal.state is QuarantineState.SURPLUS:
                 surplus.append(ledger_id)
-            elif await self._records.is_proven_deleted(ledger_id):
+            else:
                 due.append(ledger_id)
         for start in range(0, len(due), BATCH):
-            await self._delete(due[start : start + BATCH], now_ms)
+            # The proof is of the last second or two, not of before all other batches.
+            batch = due[start : start + BATCH]
+            if proven := [ledger_id for ledger_id in batch if await self._records.is_proven_deleted(ledger_id)]:
+                await self._delete(proven, now_ms)
         await self._delete_surplus(surplus, now_ms)
         deleted_before = self._removals.in_state(QuarantineState.DELETED)
         await self._removals.forget(

@@ -25,7 +25,7 @@ from bookies.runtime.ports import Worker
 from bookies.runtime.tasks import throttle
 from bookies.storage.disks.durable_files import SyncFailed, unlink_all
 from bookies.storage.engine import StorageParts
-from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
+from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, may_lack_slot, pieces_of, slots_of
 from bookies.storage.entry_log import LogUsage
 from bookies.storage.entry_log.entry_log_format import HEADER_SIZE
 from bookies.storage.entry_log.log_usage import LogScan, complete, find_logs, read_map, records_size, twins_of
@@ -48,6 +48,7 @@ class SealedLogs:
         self.deleted_count = 0
         self.deleted_size = 0
         self.on_progress: Callable[[], None] = lambda: None
+        self._waiting: dict[int, tuple[int, str]] = {}  # logs set aside until a ledger leaves limbo, with the reason
         self._open: LogScan | None = None
         self._disk = parts.runtime.disk
         self._parts = parts
@@ -61,6 +62,10 @@ class SealedLogs:
 
     async def examine(self) -> None:
         """Read the usage of logs that are not known yet."""
+        for log_id, (ledger_id, reason) in list(self._waiting.items()):
+            if ledger_id not in self._parts.index.catalog.limbo:
+                del self._waiting[log_id]
+                self.take_back(log_id, reason)
         paths = await self._find()
         self.known = {log_id: usage for log_id, usage in self.known.items() if log_id in paths}
         unmapped: dict[int, str] = {}
@@ -112,6 +117,12 @@ class SealedLogs:
         self.known.pop(log_id, None)
         self.set_aside[log_id] = reason
         self._events.error("gc.log_set_aside", log=self._parts.logs.label(log_id), reason=reason)
+
+    def wait_for(self, log_id: int, ledger_id: int) -> None:
+        """Set a log aside until a ledger leaves limbo: the index has nothing of some entries, which may be live."""
+        reason = f"ledger {ledger_id} is in limbo, and the index lacks entries of it that are in the log"
+        self._waiting[log_id] = ledger_id, reason
+        self.put_aside(log_id, reason)
 
     def take_back(self, log_id: int, reason: str) -> None:
         """Undo `put_aside` if this reason still applies. The next run reads the log's usage again."""
@@ -194,9 +205,12 @@ class SealedLogs:
         if not index.is_known(piece.ledger_id):
             return self._synced(log_id, batch, piece)
         try:
-            return list(matching_parts(piece, slots_of(log_id, batch, piece), await current_slots(index, piece)))
+            slots = await current_slots(index, piece)
         except ReadFailed:
             return [piece]
+        if may_lack_slot(index, piece, slots):
+            return [piece]
+        return list(matching_parts(piece, slots_of(log_id, batch, piece), slots))
 
     def _synced(self, log_id: int, batch: Batch, piece: Piece) -> list[Piece]:
         """Return the part that was synced before an unclean stop.

@@ -125,6 +125,7 @@ class LedgerIndex:
     async def distrust(self, ledger_id: int) -> None:
         """Fence a ledger and put it in limbo. Raises: ReadFailed."""
         ledger = await self.load(ledger_id)
+        self.catalog.limbo.doubt(ledger_id)
         self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
 
     async def mark_uncertain(self, ledger_id: int) -> None:

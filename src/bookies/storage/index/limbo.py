@@ -12,10 +12,14 @@ from bookies.storage.index.index_format import IndexHeader
 
 
 class Limbo:
-    """The ids of ledgers in limbo. `has_any`: set while there are any."""
+    """The ids of ledgers in limbo. `has_any`: set while there are any.
+
+    `doubts`: by ledger, how often something of it was lost since the start, so what was held before says nothing now.
+    """
 
     def __init__(self) -> None:
         self.has_any = asyncio.Event()
+        self.doubts: dict[int, int] = {}
         self._ledger_ids: dict[int, None] = {}
 
     def follow(self, ledger_id: int, header: IndexHeader | None) -> None:
@@ -25,6 +29,10 @@ class Limbo:
             self.has_any.set()
         elif self._ledger_ids.pop(ledger_id, ledger_id) is None and not self._ledger_ids:
             self.has_any.clear()
+
+    def doubt(self, ledger_id: int) -> None:
+        """Note that something of a ledger was lost: that it holds all entries has to be found out again."""
+        self.doubts[ledger_id] = self.doubts.get(ledger_id, 0) + 1
 
     def __iter__(self) -> Iterator[int]:
         return iter(list(self._ledger_ids))

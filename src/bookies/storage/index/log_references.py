@@ -23,7 +23,11 @@ async def greatest_offsets(
     for ledger_id in sorted(index.ledger_ids()) if ledger_ids is None else ledger_ids:
         try:
             ledger = await index.load(ledger_id)
-            offsets = await index.scan_slots(ledger, slot_scans.greatest_offsets, log_ids)
+            ledger.users += 1
+            try:
+                offsets = await index.scan_slots(ledger, slot_scans.greatest_offsets, log_ids)
+            finally:
+                ledger.users -= 1
         except LedgerUnknownToBookie:
             continue  # It has been deleted.
         for log_id, offset in offsets.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+from bookies.errors import ReadFailed
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId, LedgerMetadata, LedgerState
@@ -19,23 +20,29 @@ from bookies.runtime.events import Events
 B2 = BookieId("b2")
 
 
+class FakeLimbo(list[int]):
+    def __init__(self, ledger_ids: Iterable[int]) -> None:
+        super().__init__(ledger_ids)
+        self.doubts: dict[int, int] = {}
+
+
 class FakeStore:
     """A store that holds nothing, with ledgers in limbo. `ended`: those that have left it."""
 
     has_unknown_ledgers = False
 
     def __init__(self, *ledger_ids: int) -> None:
-        self.limbo = list(ledger_ids)
+        self.limbo = FakeLimbo(ledger_ids)
         self.ended: list[int] = []
         self.has_settled = asyncio.Event()
 
     async def held_entries(self, ledger_id: int) -> list[range]:
         return []
 
-    async def end_limbo(self, ledger_ids: Iterable[int]) -> None:
-        self.ended += ledger_ids
+    async def end_limbo(self, doubts: Mapping[int, int]) -> None:
+        self.ended += doubts
         self.has_settled.set()
-        self.limbo = [ledger_id for ledger_id in self.limbo if ledger_id not in self.ended]
+        self.limbo[:] = [ledger_id for ledger_id in self.limbo if ledger_id not in self.ended]
 
 
 async def no_fragments(record: Any) -> list[Any]:
@@ -76,3 +83,39 @@ def test_a_ledger_that_a_repair_has_locked_stays_in_limbo() -> None:
 
     aio.run(main())
     assert store.ended == [1, 2]
+
+
+def test_a_verdict_of_an_earlier_attempt_ends_no_limbo() -> None:
+    """A locked ledger holds all that it must. While it is locked it loses entries, and cannot be read."""
+    store, attempts = FakeStore(1), 0
+
+    async def main() -> None:
+        runtime = aio.runtime()
+        driver = MemoryDriver(MemoryStore("x"), runtime)
+        await driver.open()
+        await driver.initialize_cluster()
+        await driver.create_ledger(
+            LedgerMetadata(1, 1, 1, 1, ((0, (B2,)),), state=LedgerState.CLOSED, last_entry_id=5, length=9)
+        )
+        lock = await driver.recovery.lock(1, "a worker", needs_mark=False)
+
+        async def fragments_of(record: Any) -> list[Any]:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
+                await driver.recovery.unlock(lock)
+            if attempts == 2:
+                raise ReadFailed("its index file is being rebuilt")
+            if attempts == 3:
+                assert store.ended == []
+            return []
+
+        server = SimpleNamespace(owed=OwedCounts(), store=store, bookie_id="b1")
+        access = SimpleNamespace(driver=driver, runtime=runtime)
+        tools = SimpleNamespace(access=access, fragments_of=fragments_of)
+        events = Events("test", runtime.clock)
+        await OwedEntries(cast(Any, server), cast(Any, tools), RateLimit(None), 4, events).run()
+        await driver.close()
+
+    aio.run(main())
+    assert (store.ended, attempts) == ([1], 3)
