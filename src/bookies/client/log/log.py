@@ -202,7 +202,8 @@ class Log:
 
         Leaving the block closes the writer; leaving it by an exception only releases it. Raises `LogNotFound`,
         `LogFenced` (not a candidate any more), `ConfigError` (the library of the log's compression is missing),
-        `RecoveryFailed`, `NotEnoughBookies` and other errors that last too long.
+        `Unauthorized` (not the password of the log's ledgers), `RecoveryFailed`, `NotEnoughBookies` and other
+        errors that last too long.
         """
         roll_size = whole_number("roll_size", roll_size, 1)
         if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
