@@ -55,7 +55,7 @@ class OwedEntries:
         self._bookie = BookieId(server.bookie_id)
         self._tools = tools
         self._at_once = at_once
-        self._doubts: dict[int, int] = {}  # those of the limbo, before the ledger was determined
+        self._doubts: dict[int, int] = {}  # those of the limbo, before what is owed was determined
         self._locked: frozenset[int] = frozenset()
         self._events = events
 
@@ -122,7 +122,7 @@ class OwedEntries:
         ]
         await self._store.end_limbo({ledger_id: self._doubts[ledger_id] for ledger_id in settled})
         for ledger_id in settled:
-            del self.owed[ledger_id]
+            del self.owed[ledger_id], self._doubts[ledger_id]
         self._counts.left = totals_of(self.owed.values())
 
     async def _each(self, work: Callable[[int], Awaitable[None]], ledger_ids: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class OwedEntries:
         before = self.owed.get(ledger_id)
         if before is not None and before.is_settled:
             del self.owed[ledger_id]  # This attempt may fail, and what an earlier one has found ends no limbo.
-        self._doubts[ledger_id] = self._store.limbo.doubts.get(ledger_id, 0)
+        doubts = self._store.limbo.doubts.get(ledger_id, 0)
         # A server that lags behind may not know yet that the record names the bookie.
         [record] = await self._tools.access.driver.current_ledgers([ledger_id])
         if record is None:
@@ -158,7 +158,7 @@ class OwedEntries:
         held = await self._store.held_entries(ledger_id)
         item = owed_of(record.metadata, fragments, self._bookie, held)
         self._counts.found(before, item)
-        self.owed[ledger_id] = item
+        self.owed[ledger_id], self._doubts[ledger_id] = item, doubts
         if not item.is_closed:
             self.waits[ledger_id] = OPEN
         elif item.is_settled and ledger_id in self._locked:
