@@ -401,12 +401,9 @@ class LedgerStore(StoreWrites, StoreReads):
         """
         parts, ledger = await self._ledger(ledger_id)
         cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
-        ledger.users += 1
-        try:
-            logs = parts.index.catalog.logs
+        logs = parts.index.catalog.logs
+        with ledger:
             return merged([*await parts.index.scan_slots(ledger, runs_in_logs, logs.ids, logs.greatest_id), *cached])
-        finally:
-            ledger.users -= 1
 
     async def end_limbo(self, doubts: Mapping[int, int]) -> None:
         """Declare that all entries of these closed ledgers are here that must be. Durable on return.

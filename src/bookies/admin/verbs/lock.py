@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
 from bookies.admin.shared.common import on_client
-from bookies.admin.verbs.lock_guard import Guard
+from bookies.admin.verbs.lock_guard import guarding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,11 +45,8 @@ async def _lock(client: Client, arguments: argparse.Namespace) -> int:
     except (LeaseHeld, TimeoutError) as error:
         return _failed(f"the command was not started: {error}", NOT_HELD)
     try:
-        guard = await Guard.start()
-        try:
-            return await _run(lease, guard, arguments.command, ttl, grace_s)
-        finally:
-            await guard.end()
+        async with guarding() as extend:
+            return await _run(lease, extend, arguments.command, ttl, grace_s)
     finally:
         await lease.release()
 
@@ -59,11 +56,14 @@ def _failed(text: str, status: int) -> int:
     return status
 
 
-async def _run(lease: Lease, guard: Guard, command: list[str], ttl_s: float, grace_s: float) -> int:
+async def _run(
+    lease: Lease, extend: Callable[[int, float], None], command: list[str], ttl_s: float, grace_s: float
+) -> int:
     """Run the command until it ends or the lease is lost; return the exit status.
 
     Another process can have the lease a `ttl` after the last renewal. SIGKILL is sent a twentieth of the `ttl` earlier,
-    and SIGTERM `grace_s` before it. The guard sends SIGKILL at the same time if this process is dead or suspended.
+    and SIGTERM `grace_s` before it. The guard sends SIGKILL at the same time if this process is dead or suspended;
+    `extend`: tells it how long the command may run.
     """
     from bookies.protocol.log.lease import MARGIN
 
@@ -74,7 +74,7 @@ async def _run(lease: Lease, guard: Guard, command: list[str], ttl_s: float, gra
         await _end(pid, ending, min(grace_s, lease.left_s + after_s))
 
     def go_on(pid: int) -> None:
-        guard.extend(pid, lease.left_s + after_s)
+        extend(pid, lease.left_s + after_s)
 
     # A session of its own, so that the command ends with its children; a terminal can still be read. The guard knows it
     # before it runs: this process may be killed at any moment.

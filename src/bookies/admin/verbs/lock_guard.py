@@ -4,7 +4,7 @@
 so. Otherwise the commands of two holders would run at the same time.
 
 Messages come through standard input, each two numbers: the process group of the command, and the time by which it must
-have ended unless a later message follows (`deadline_s`). Group 0: the command has ended.
+have ended unless a later message follows (`now_s`). Group 0: the command has ended.
 """
 
 from __future__ import annotations
@@ -17,28 +17,31 @@ import signal
 import struct
 import sys
 import time
-from typing import Self
+from collections.abc import AsyncIterator, Callable
 
 MESSAGE = struct.Struct("<Qd")
 POLL_S = 0.05  # between two looks whether a process of the group is left
 
 
-def deadline_s(left_s: float) -> float:
-    """Return the time in `left_s` seconds, of a clock that runs while the machine sleeps: other holders do not wait."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) + left_s
+def now_s() -> float:
+    """Return the time of a clock that runs while the machine sleeps: other holders do not wait for it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Guard:
-    """The guard, as `bk lock` sees it."""
+@contextlib.asynccontextmanager
+async def guarding() -> AsyncIterator[Callable[[int, float], None]]:
+    """Run a guard, as `bk lock` does until its command has ended. Raises OSError.
 
-    def __init__(self, process: asyncio.subprocess.Process, pipe: int) -> None:
-        self._process = process
-        self._pipe = pipe
+    Yields a function that lets the command, a process group, run for that many more seconds. The process that becomes
+    the command calls it first.
+    """
+    reading, writing = os.pipe()
 
-    @classmethod
-    async def start(cls) -> Self:
-        """Start the process. Raises OSError."""
-        reading, writing = os.pipe()
+    def extend(group: int, left_s: float) -> None:
+        with contextlib.suppress(BrokenPipeError):  # The guard has ended the command.
+            os.write(writing, MESSAGE.pack(group, now_s() + left_s))
+
+    try:
         try:
             # A session of its own: what a terminal or a shell sends to `bk lock` must not end the guard first.
             process = await asyncio.create_subprocess_exec(
@@ -48,23 +51,15 @@ class Guard:
                 stderr=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(writing)
-            raise
         finally:
             os.close(reading)
-        return cls(process, writing)
-
-    def extend(self, group: int, left_s: float) -> None:
-        """Let the command run for `left_s` more seconds. The process that becomes the command calls it first."""
-        with contextlib.suppress(BrokenPipeError):  # The guard has ended the command.
-            os.write(self._pipe, MESSAGE.pack(group, deadline_s(left_s)))
-
-    async def end(self) -> None:
-        """End the guard, without its command."""
-        self.extend(0, 0.0)
-        os.close(self._pipe)
-        await self._process.wait()
+        try:
+            yield extend
+        finally:
+            extend(0, 0.0)
+            await process.wait()
+    finally:
+        os.close(writing)
 
 
 def main() -> None:
@@ -72,13 +67,13 @@ def main() -> None:
     group = 0
     deadline: float | None = None
     while True:
-        left_s = None if deadline is None else max(0.0, deadline - deadline_s(0.0))
+        left_s = None if deadline is None else max(0.0, deadline - now_s())
         if not select.select([0], [], [], left_s)[0]:
             _end(group, grace_s=0.0)  # `bk lock` is suspended, and no time is left.
             return
         if len(message := os.read(0, MESSAGE.size)) < MESSAGE.size:
             if deadline is not None:  # `bk lock` is dead.
-                _end(group, deadline - deadline_s(0.0))
+                _end(group, deadline - now_s())
             return
         group, deadline = MESSAGE.unpack(message)
         if not group:
@@ -87,10 +82,10 @@ def main() -> None:
 
 def _end(group: int, grace_s: float) -> None:
     """End a process group, with SIGKILL after `grace_s`."""
-    end_s = deadline_s(grace_s)
+    end_s = now_s() + grace_s
     with contextlib.suppress(ProcessLookupError, PermissionError):  # None is left, or another user's.
         os.killpg(group, signal.SIGTERM)
-        while deadline_s(0.0) < end_s:
+        while now_s() < end_s:
             time.sleep(POLL_S)
             os.killpg(group, 0)
         os.killpg(group, signal.SIGKILL)

@@ -141,20 +141,18 @@ class Checker:
 
 
 class LastCheck:
-    """Check after the healing: recover and read every ledger, and compare with what the clients saw.
-
-    `gone`: bookies of Apache's that do not start any more. The end of an open ledger that has an ack quorum on them
-    cannot be decided; it counts, but not as lost.
-    """
+    """Check after the healing: recover and read every ledger, and compare with what the clients saw."""
 
     def __init__(self, checker: Checker, label: tuple[str, str], *, counts_copies: bool = True) -> None:
         self._checker = checker
         self._label = label
         self._counts_copies = counts_copies
-        self.gone: frozenset[str] = frozenset()
         self.ensemble_changes = self.entries = self.ledgers = 0
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: Client, gone: frozenset[str] = frozenset()) -> None:
+        """Check all ledgers. `gone`: bookies of Apache's that do not start any more. The end of an open ledger that has
+        an ack quorum on them cannot be decided; it counts, but not as lost.
+        """
         records = [record async for record in client.ledgers(label=self._label)]
         self.ledgers = len(records)
         lost = self._checker.stories.keys() - {record.ledger_id for record in records}
@@ -167,7 +165,8 @@ class LastCheck:
                 try:
                     await self._check(client, record.ledger_id)
                 except (BookKeeperError, TimeoutError) as error:
-                    if isinstance(error, RecoveryFailed) and self._is_undecidable(record):
+                    gone_count = len(gone.intersection(record.last_ensemble))
+                    if isinstance(error, RecoveryFailed) and gone_count >= record.ack_quorum:
                         self._checker.counts["ledgers without Apache's bookies"] += 1
                         continue
                     text = f"ledger {record.ledger_id} cannot be read back: {type(error).__name__}: {error}"
@@ -176,9 +175,6 @@ class LastCheck:
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
                 group.create_task(check_some())
-
-    def _is_undecidable(self, record: LedgerMetadata) -> bool:
-        return len(self.gone.intersection(record.last_ensemble)) >= record.ack_quorum
 
     async def _check(self, client: Client, ledger_id: int) -> None:
         async with client.recover(ledger_id, timeout=RECOVER_S) as ledger:

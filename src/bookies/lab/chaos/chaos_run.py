@@ -238,7 +238,7 @@ class Chaos:
 
         config = ClientConfig(add_timeout_ms=PATIENCE_MS, read_timeout_ms=PATIENCE_MS)
         async with connect(self._cluster.metadata_uri, config=config, timeout=BOUND_S) as client:
-            last_check.gone = await self._await_registrations(client)
+            gone = await self._await_registrations(client)
             try:
                 async with client.create(ensemble=min(3, self.bookies), timeout=BOUND_S) as ledger:
                     await ledger.append_many(
@@ -246,7 +246,7 @@ class Chaos:
                     )
             except (BookKeeperError, TimeoutError) as error:
                 self.checker.violated("in time", f"all faults are healed, but an append fails: {error!r}")
-            await last_check.run(client)
+            await last_check.run(client, gone)
             if self.heals:
                 await self._check_healing(client)
 

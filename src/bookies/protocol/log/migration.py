@@ -358,7 +358,7 @@ def switched_over(mirror: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest |
     return replace(whole, epoch=mirror.epoch + 1, extra=extra)
 
 
-def first_apart(extent: Extent, released: Manifest) -> int | None:
+def _first_apart(extent: Extent, released: Manifest) -> int | None:
     """Return the first entry of a source's extent that its mirror, released since, never had; None: it had all.
 
     An extent without an end has no entries.
@@ -381,7 +381,7 @@ def missing_in(own: Manifest, other: Manifest) -> list[MissingRange]:
         last = -1 if extent.last is None else extent.last
         there = present.get(extent.ledger_id)
         if there is None and extent.seq < begin:
-            if (apart := first_apart(extent, other)) is not None:
+            if (apart := _first_apart(extent, other)) is not None:
                 missing.append(MissingRange(extent.ledger_id, apart, last))
             continue
         first = extent.first if there is None else max(extent.first, (-1 if there.last is None else there.last) + 1)

@@ -74,16 +74,13 @@ async def current_slots(index: LedgerIndex, piece: Piece) -> bytes:
     first, stop = piece.first, piece.entry_ids.stop
     try:
         ledger = await index.load(piece.ledger_id)
-        ledger.users += 1
-        try:
+        with ledger:
             while first < stop:
                 if ledger.lacks_entries:
                     raise ReadFailed("its index file is being rebuilt", ledger_id=piece.ledger_id)
                 count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
                 slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
                 first += count
-        finally:
-            ledger.users -= 1
     except LedgerUnknownToBookie:
         return bytes(len(piece.entry_ids) * SLOT_SIZE)  # deleted meanwhile
     return slots

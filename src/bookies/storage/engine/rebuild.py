@@ -345,11 +345,8 @@ class Rebuilder:
         Raises: OSError; LedgerUnknownToBookie.
         """
         ledger = await self._index.load(ledger_id)
-        ledger.users += 1
-        try:
+        with ledger:
             return await self._set_missing_of(ledger, entries, is_complete=is_complete)
-        finally:
-            ledger.users -= 1
 
     async def _set_missing_of(self, ledger: Ledger, entries: dict[int, int], *, is_complete: bool) -> int:
         index, ledger_id = self._index, ledger.ledger_id

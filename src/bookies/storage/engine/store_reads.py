@@ -137,30 +137,29 @@ class StoreReads(StoreAccess):
         self, parts: StorageParts, ledger: Ledger, first_entry_id: int, count_max: int, size_max: int
     ) -> bytes:
         """Read a batch from index and entry log. The cache was asked before, without an await in between."""
-        ledger.users += 1
         began_s = found_s = self._runtime.clock.monotonic()
-        try:
-            while True:
-                slots = b""
-                if 0 <= first_entry_id <= ledger.last_entry_id:
-                    slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
-                if not slots:
-                    if ledger.header.is_uncertain:
-                        raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
-                    raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
-                found_s = self._runtime.clock.monotonic()
-                try:
-                    return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
-                except ReadFailed:
-                    # The entry may have moved while the read waited; then the index has its new place.
-                    if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
-                        raise
-        finally:
-            ledger.users -= 1
-            ended_s = self._runtime.clock.monotonic()
-            self.log_reads.record(ended_s - began_s)
-            if self.on_log_read is not None:
-                self.on_log_read(began_s, found_s, ended_s)
+        with ledger:
+            try:
+                while True:
+                    slots = b""
+                    if 0 <= first_entry_id <= ledger.last_entry_id:
+                        slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
+                    if not slots:
+                        if ledger.header.is_uncertain:
+                            raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
+                        raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
+                    found_s = self._runtime.clock.monotonic()
+                    try:
+                        return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+                    except ReadFailed:
+                        # The entry may have moved while the read waited; then the index has its new place.
+                        if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
+                            raise
+            finally:
+                ended_s = self._runtime.clock.monotonic()
+                self.log_reads.record(ended_s - began_s)
+                if self.on_log_read is not None:
+                    self.on_log_read(began_s, found_s, ended_s)
 
     async def _slots(self, parts: StorageParts, ledger: Ledger, first: int, count_max: int, size_max: int) -> bytes:
         """Return slots of consecutive entries from `first` on, from as many pages as `size_max` bytes of log need."""
@@ -202,11 +201,8 @@ class StoreReads(StoreAccess):
         if ledger.header.is_uncertain:
             raise _unknown(ledger_id, "which entries were here")
         cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
-        ledger.users += 1
-        try:
+        with ledger:
             stored = await parts.index.entry_runs(ledger)
-        finally:
-            ledger.users -= 1
         return merged([*stored, *cached])
 
 

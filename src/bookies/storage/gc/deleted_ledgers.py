@@ -176,10 +176,14 @@ class LedgerCollection:
                 metadata = await self._records.read_current(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
-            if metadata is None or may_be_forgotten(metadata) or not metadata.names(self._bookie):
+            if metadata is None or not self._is_wanted(metadata):
                 continue
             if not self._index.is_known(ledger_id) and self._removals.get(ledger_id) is None:
                 await self._rebuild(ledger_id, metadata)
+
+    def _is_wanted(self, metadata: LedgerMetadata) -> bool:
+        """Report whether entries of the ledger have to be here."""
+        return metadata.names(self._bookie) and not may_be_forgotten(metadata)
 
     async def _rebuild(self, ledger_id: int, metadata: LedgerMetadata) -> None:
         """Rebuild the index of a ledger that this bookie has lost or deleted."""
@@ -242,7 +246,7 @@ class LedgerCollection:
             if metadata is None or (is_surplus_still and self._is_unlisted(metadata)):
                 continue
             self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
-            if is_lost and metadata.names(self._bookie) and not may_be_forgotten(metadata):
+            if is_lost and self._is_wanted(metadata):
                 # The logs may still have entries of it: recount their usage, and rebuild the ledger's index.
                 await self._removals.find(ledger_id)
                 self.on_returned()

@@ -490,8 +490,7 @@ class LedgerIndex:
         except LedgerUnknownToBookie:
             return
         prefix = log_id.to_bytes(4, "big")
-        ledger.users += 1
-        try:
+        with ledger, contextlib.suppress(LedgerUnknownToBookie):
             for entry_id, start, count in pieces(
                 range(first, first + len(slots) // layout.SLOT_SIZE), self.slots_per_page
             ):
@@ -505,10 +504,6 @@ class LedgerIndex:
                 if merged != old:
                     self.change(ledger, number)
                     self.cache.set_slots(page, index, merged)
-        except LedgerUnknownToBookie:
-            return
-        finally:
-            ledger.users -= 1
 
     def _is_in_file(self, ledger: Ledger, number: int) -> bool:
         return layout.page_offset(number, self._files.page_size) < ledger.size

@@ -56,9 +56,16 @@ class Ledger(Struct, gc=False):
     is_fence_durable: bool = False  # the file had the fence, or a FENCE record of this process is durable
     rebuild: RebuildState = RebuildState.COMPLETE  # changed by `take` alone
     is_deleted: bool = False  # removed from the index; holders of this object must drop it
-    users: int = 0  # coroutines that hold this object across an await
+    users: int = 0  # `with` blocks that hold this object across an await
     pages: dict[int, Page] = field(default_factory=dict)
     frozen: dict[int, tuple[int, bytearray]] | None = None  # by page: number of the first slot to be written, slots
+
+    def __enter__(self) -> None:
+        """Keep the ledger in memory until the end of the block, although the block awaits."""
+        self.users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.users -= 1
 
     @property
     def lacks_entries(self) -> bool:

@@ -23,11 +23,8 @@ async def greatest_offsets(
     for ledger_id in sorted(index.ledger_ids()) if ledger_ids is None else ledger_ids:
         try:
             ledger = await index.load(ledger_id)
-            ledger.users += 1
-            try:
+            with ledger:
                 offsets = await index.scan_slots(ledger, slot_scans.greatest_offsets, log_ids)
-            finally:
-                ledger.users -= 1
         except LedgerUnknownToBookie:
             continue  # It has been deleted.
         for log_id, offset in offsets.items():

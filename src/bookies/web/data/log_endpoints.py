@@ -251,9 +251,8 @@ class LogEndpoints:
             raise _truncated(LogTruncated(f"position {position} is not in log {log.name}"), manifest)
         payload = None
         if extent.stored is None:
-            with contextlib.suppress(
-                LedgerNotFound
-            ):  # A compaction or roll-up has replaced it meanwhile, or it is lost.
+            # Not there: a compaction or roll-up has replaced it meanwhile, or it is lost.
+            with contextlib.suppress(LedgerNotFound):
                 client, password = await self._client.get(), password_of(request)
                 async with client.open(position.ledger_id, password=password) as ledger:
                     payload = (await ledger.read_entry(position.entry_id)).payload

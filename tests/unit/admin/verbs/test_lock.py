@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from bookies.admin.verbs.lock import LOST, _run
-from bookies.admin.verbs.lock_guard import Guard
+from bookies.admin.verbs.lock_guard import guarding
 from bookies.client.turns.lease import Lease
 
 TTL_S = 20.0
@@ -46,12 +46,8 @@ class FakeLease:
 
 
 async def run(lease: FakeLease, *command: str, grace_s: float = TTL_S / 2) -> int:
-    guard = await Guard.start()
-    try:
-        async with asyncio.timeout(30):
-            return await _run(cast(Lease, lease), guard, list(command), TTL_S, grace_s)
-    finally:
-        await guard.end()
+    async with guarding() as extend, asyncio.timeout(30):
+        return await _run(cast(Lease, lease), extend, list(command), TTL_S, grace_s)
 
 
 def test_a_lock_that_was_lost_while_the_command_was_started(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,9 +105,7 @@ def test_only_an_ack_quorum_of_apaches_bookies_that_are_gone_excuses_an_undecide
     gone: set[str], is_lost: bool
 ) -> None:
     checker = Checker()
-    check = LastCheck(checker, ("chaos", "1"))
-    check.gone = frozenset(gone)
-    asyncio.run(check.run(cast(Client, Undecided())))
+    asyncio.run(LastCheck(checker, ("chaos", "1")).run(cast(Client, Undecided()), frozenset(gone)))
     assert [violation.partition(":")[0] for violation in checker.violations] == ["none lost"] * is_lost
     assert checker.counts["ledgers without Apache's bookies"] == (not is_lost)
 
