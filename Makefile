@@ -14,7 +14,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd kerberos spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-spark-metadata bench-logs bench-ledgers bench-zones example spark-cluster spark-versions docs dist release image chart clean
+.PHONY: run test long check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack web-scan observe apache interop distributedlog etcd kerberos spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-spark-metadata bench-logs bench-ledgers bench-zones example spark-cluster spark-versions docs dist release image chart clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -22,6 +22,10 @@ run: $(VENV)/.demo
 # Many tests wait, for the end of a lease or of a process, so on two processors four of them run at a time.
 test: $(VENV)/.dev $(VENV)/.demo $(VENV)/.classes
 	@SPARK_SUBMIT_OPTS="$$(cat $(VENV)/.classes)" $(BIN)/python -m pytest -q -n $(or $(JOBS),4) $(ARGS)
+
+# Whole runs, which `make test` leaves out because each takes half a minute and more.
+long: $(VENV)/.dev $(VENV)/.demo $(VENV)/.classes
+	@SPARK_SUBMIT_OPTS="$$(cat $(VENV)/.classes)" $(BIN)/python -m pytest -q -n $(or $(JOBS),2) -m long $(ARGS)
 
 check: static
 	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_words.py

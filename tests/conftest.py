@@ -27,7 +27,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 # Tests with these markers need another system or take minutes: `-m MARKER` asks for them.
-ON_REQUEST = ("apache", "etcd", "kerberos", "cluster", "versions")
+ON_REQUEST = ("apache", "etcd", "kerberos", "cluster", "versions", "long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -39,6 +39,7 @@ def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
     assert list((data / "clients").glob("writer1.1.history"))
 
 
+@pytest.mark.long
 def test_everything_is_whole_in_the_end(tmp_path: pathlib.Path, family: Family) -> None:
     done = run_chaos(family, tmp_path, "--minutes", 0.06, "--bookies", 4, "--json")
     report = done.json()
@@ -48,6 +49,7 @@ def test_everything_is_whole_in_the_end(tmp_path: pathlib.Path, family: Family) 
     assert report["counts"]["entries"] >= report["counts"]["entries acknowledged"] > 0
 
 
+@pytest.mark.long
 @needs_namespaces
 def test_every_promise_holds_in_networks_that_break(tmp_path: pathlib.Path, family: Family) -> None:
     data = tmp_path / "data"
@@ -62,6 +64,7 @@ def test_every_promise_holds_in_networks_that_break(tmp_path: pathlib.Path, fami
     assert str(data) not in pathlib.Path("/proc/mounts").read_text()
 
 
+@pytest.mark.long
 def test_a_soak_samples_what_may_grow(tmp_path: pathlib.Path, family: Family) -> None:
     data = tmp_path / "data"
     done = run_chaos(family, tmp_path, "--soak", 0.2, "--bookies", 4, "--json", "--directory", data)

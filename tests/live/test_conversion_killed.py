@@ -106,6 +106,7 @@ def in_databases() -> Expected:
     return found
 
 
+@pytest.mark.long
 def test_killed_on_the_way_there_and_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     expected = make_bookie()

@@ -37,6 +37,7 @@ def test_the_proof_holds_in_json(small: pathlib.Path, tmp_path: pathlib.Path, fa
     assert (tmp_path / "new" / "bk-data" / "cluster.json").exists()
 
 
+@pytest.mark.long
 def test_the_proof_holds_for_a_single_line(tmp_path: pathlib.Path, family: Family) -> None:
     (tmp_path / "line").write_text("a single line")
     with started("demo", "--input", tmp_path / "line", "--directory", tmp_path / "new", family=family) as process:

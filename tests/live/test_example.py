@@ -19,6 +19,7 @@ PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "flights" / "pipeline
 PATIENCE_S = 300
 
 
+@pytest.mark.long
 def test_three_days_of_flights(tmp_path: pathlib.Path) -> None:
     words = [str(PROGRAM), "--days", "3", "--seconds", "3", "--output", str(tmp_path / "flights.svg")]
     package = str(pathlib.Path(bk.__file__).parents[1])

@@ -141,6 +141,7 @@ def write(gateways: list[Gateway], name: str, acknowledged: dict[tuple[str, int]
             time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_each_number_is_stored_once_although_gateways_are_killed(cluster: LocalCluster, folder: pathlib.Path) -> None:
     gateways = [Gateway(cluster, folder), Gateway(cluster, folder)]
     gateways[0].create("killed")

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 TIMEOUT_S = 600  # a machine that does many other things takes minutes to start Java
 
 
+@pytest.mark.long
 def test_an_interrupted_scrub_leaves_nothing_behind_and_goes_on(tmp_path: pathlib.Path) -> None:
     family = Family()
     with LocalCluster(tmp_path / "bk-data", 3, settings=SMALL_BOOKIES) as cluster:

@@ -114,6 +114,7 @@ def test_a_leader_that_writes_the_log_is_refused_or_stopped(
     assert entries(log) == [b"0", b"0b", b"1"]
 
 
+@pytest.mark.long
 def test_every_failure_leaves_each_batch_once(
     spark: Any, options: dict[str, str], namespace: Any, tmp_path: pathlib.Path, store: bk.blocking.Client
 ) -> None:

@@ -38,6 +38,7 @@ CASES = {
 ALL = CASES["everything"]
 
 
+@pytest.mark.long
 def test_ten_disks_are_lost_under_load() -> None:
     result = simulate(7, "lost-disks")
     assert not result.violations, result.report()

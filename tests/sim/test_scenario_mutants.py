@@ -1,4 +1,4 @@
-"""Each mutant of the protocol is killed by the schedule named for it; some by chance, in a profile of their own."""
+"""Each mutant of the protocol is killed by its schedule; one without a schedule by chance, in its own profile."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.sim import mutant_table as table
 
 SCHEDULED = [each for each in table.MUTANTS if each.schedules]
 SEEDS_MAX = 90
-FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group are no matter of a schedule
+FIRST_SEEDS = {  # of those without a schedule: a seed that has found the mutant
     "a circuit breaker that has opened never closes": 15,
     "a client opens a ledger with any password": 1,
     "an index header that changed while it was written is taken for clean": 38,
     "a bookie accepts any password": 1,
-    "a commit does not check the versions of its ledgers": 5,
+    "a commit does not check the versions of its ledgers": 25,
     "an abort does not check the version of the list": 9,
     "a transaction that was committed is appended again": 1,
     "a commit leaves out a ledger": 1,
@@ -22,11 +22,11 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "moving a cursor moves others back": 11,
     "retention counts every cursor as stale": 6,
     "retention removes a ledger too many": 11,
-    "retention measures age from the beginning of a ledger": 93,
+    "retention measures age from the beginning of a ledger": 74,
     "the position of a time is the point after it": 5,
     "the end of a time is the point before it": 2,
     "a record loses its key": 1,
-    "a consumer commits with any token": 50,
+    "a consumer commits with any token": 10,
     "a consumer commits the entry that is being handled": 1,
     "a consumer begins behind its cursor": 1,
     "a holder is removed too early": 1,
@@ -43,21 +43,6 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "a renewal writes one entry": 36,
     "an announcement does not wait for the ack quorum": 1,
     "an announcement does not wait for the force": 2,
-    #
-    "count acks by bookie instead of position and bookie": 55,
-    "late failures forgotten": 7,
-    "the target of a force is taken after it": 1,
-    "swap before copy": 1,
-    "an id is refused by the last add confirmed only": 1,
-    "a change is not delayed until the quorum breaks": 2,
-    "what waits behind a hole outlives its client": 1,
-    "a fragment that may still receive entries is copied": 30,
-    "no clamp at the end of a closed ledger": 1,
-    "failures of a bookie that was replaced are not forgotten": 1,
-    "the memory limit is not enforced": 1,
-    "memory is free again as soon as the ack quorum has answered": 1,
-    "an entry that fits overtakes those that wait for memory": 1,
-    "a recovery takes the length from an answer to its fencing": 2,
 }
 
 
@@ -77,4 +62,4 @@ def test_chance_finds_it(what: str) -> None:
 
 
 def test_every_mutant_is_searched_for() -> None:
-    assert {each.what for each in table.MUTANTS if not each.schedules} <= FIRST_SEEDS.keys()
+    assert {each.what for each in table.MUTANTS if not each.schedules} == FIRST_SEEDS.keys()
