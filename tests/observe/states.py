@@ -74,6 +74,7 @@ STATES: Mapping[str, Series] = {
     "DiskAlmostFull": {DISK: steady(0.93)},
     "DiskFillsUp": {DISK: f"0.4+0.0015x{STEPS}"},
     "DirectoryFailed": {f'bookies_directory_failed{{{B1}, directory="/l"}}': steady(1)},
+    "OpenFilesNearLimit": {f"process_open_fds{{{B1}}}": steady(61_000), f"process_max_fds{{{B1}}}": steady(65_536)},
     "JournalSlow": histogram("bookies_journal_sync_seconds", f'{B1}, journal="0"', 0.5),
     "AddsSlow": histogram("bookies_add_request_seconds", f'{B1}, success="true"', 5),
     "ReadsSlow": histogram("bookies_read_request_seconds", f'{B1}, success="true"', 5),

@@ -37,7 +37,8 @@ from bookies.errors import (
 )
 from bookies.metadata.uri import connect
 from bookies.runtime import aio
-from bookies.runtime.events import JournalFormatter, JsonFormatter, is_journal, prioritized
+from bookies.runtime.events import Events, JournalFormatter, JsonFormatter, is_journal, prioritized
+from bookies.runtime.open_files import OpenFiles
 from bookies.runtime.ports import Runtime
 from bookies.runtime.service_manager import ServiceManager, service_manager
 from bookies.settings import Layer
@@ -119,6 +120,8 @@ async def _main(
             return _refuse(config, error)
         ready(server)
         asyncio.get_running_loop().call_later(TIDY_AFTER_S, _leave_to_the_end)
+        watch = asyncio.create_task(OpenFiles(Events("process", runtime.clock)).watch())
+        surroundings.callback(watch.cancel)
         async with _running_beside(beside, server, runtime):
             return await _serve(server, stop_asked, manager)
     finally:
