@@ -234,6 +234,8 @@ class LedgerStore(StoreWrites, StoreReads):
                 task.cancel()
             if self._background:
                 await asyncio.wait(self._background)
+            if self.parts is None:  # one of them has failed meanwhile
+                return
             async with asyncio.timeout(STOP_S):
                 for journal in parts.journals:
                     await journal.wait_idle()

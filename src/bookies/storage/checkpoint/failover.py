@@ -168,14 +168,18 @@ class Failover:
             raise DiskFull(f"no directory accepts {NOTE}: {error}") from error
 
     async def survives(self, error: Exception, worker: Worker) -> bool:
-        """Report whether the error comes from a directory that is given up now, so the operation may be retried."""
+        """Report whether the error comes from a directory that is given up now, so the operation may be retried.
+
+        A failed sync of another directory may not: the kernel has dropped what it could not write, and the next sync
+        would succeed without it. That a directory has failed meanwhile says nothing about this one.
+        """
         had_new_failures = self._health.has_new_failures
         try:
             await self.react(worker)
         except (OSError, DiskFull) as problem:
             self._events.error("storage.failover_failed", error=problem)
             return False
-        return had_new_failures or self.covers(error)
+        return (had_new_failures and not isinstance(error, SyncFailed)) or self.covers(error)
 
     def covers(self, error: Exception) -> bool:
         """Report whether the error comes from a failed directory."""

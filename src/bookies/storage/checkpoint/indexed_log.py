@@ -98,10 +98,15 @@ class IndexedLog:
                     lost_id, ledger_id, run, slots = self._moves[0]
                     await self._move(ledger_id, run.entry_ids, lost_id, slots)
                     self._moves.pop(0)
-                self._moves = await self.worker.run(self.writer.rescue)
+                await self.worker.run(self._rescue_more)
                 if not self._moves:
                     self.has_lost = False
                     return
+
+    def _rescue_more(self) -> None:
+        """Write some lost entries again, on the worker: it notes their moves, as a cancelled caller could not."""
+        if not self._moves:
+            self._moves = self.writer.rescue()
 
     async def _move(self, ledger_id: int, entry_ids: Sequence[int], log_id: int, slots: bytes) -> None:
         """Move the slots of entries that name a log to new places. Raises: ReadFailed."""

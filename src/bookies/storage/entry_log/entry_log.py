@@ -105,6 +105,10 @@ class EntryLogWriter:
     """The writer of entry logs. Blocks. One log is active in each space of ids.
 
     `logs`: the ledger directories; those of one space are used in turn for new logs.
+
+    A failed sync is final: the kernel drops the pages that it could not write, and reports the next sync as done. Who
+    called may not learn of the failure, because it was cancelled, or may try again. So every later call that writes or
+    syncs raises it too, and no mark passes the lost entries. Only a directory that has failed is given up instead.
     """
 
     def __init__(
@@ -129,6 +133,17 @@ class EntryLogWriter:
         self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) to be written again
         self._unnamed: list[str] = []  # paths of logs that no durable index slot can name yet
         self._is_discarded = False
+        self._failure: SyncFailed | None = None  # the first one
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail_unless_given_up(self, path: str, error: SyncFailed) -> None:
+        """Raise the error, now and in every later call, unless the directory of this path has failed."""
+        if not self._health.is_failed(path):
+            self._failure = self._failure or error
+            raise error
 
     def write(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
         """Append the records of (ledger id, run)s in this order and return the index slots of each run.
@@ -136,6 +151,7 @@ class EntryLogWriter:
         Raises: DiskFull, OSError if writes to the active log and to a new one fail; then no record was added.
         SyncFailed: final.
         """
+        self._check()
         buffers: dict[int, list[Buffer]] = {}
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
@@ -157,6 +173,7 @@ class EntryLogWriter:
 
         Return (the entries, their index slots, the logs that they are in). Raises as `write` does.
         """
+        self._check()
         try:
             records, ledger_ids, entry_ids = entries.take(first, MIXED_SIZE)
         except ValueError:
@@ -282,8 +299,8 @@ class EntryLogWriter:
                 failure = error
                 file.close()
                 self._remove_empty(file.path, log_id)
-                if isinstance(error, SyncFailed) and not self._health.is_failed(directory):
-                    raise
+                if isinstance(error, SyncFailed):
+                    self._fail_unless_given_up(directory, error)
                 continue
             self._unnamed.append(file.path)
             return _Log(file, log_id, space, keys)
@@ -311,7 +328,8 @@ class EntryLogWriter:
         return {log.log_id: dict(log.sizes) for log in self._active.values()}
 
     def roll(self, log_ids: Sequence[int]) -> list[int]:
-        """Seal those of these logs that are active; return them."""
+        """Seal those of these logs that are active; return them. Raises: SyncFailed."""
+        self._check()
         chosen = [log for log in self._active.values() if log.log_id in log_ids]
         for log in chosen:
             self._seal(log)
@@ -346,10 +364,10 @@ class EntryLogWriter:
                 active.file.pwrite(ledgers_map, active.position)
                 sync_data(active.file)
             active.file.pwrite(layout.pack_map_fields(active.position, len(active.sizes)), layout.MAP_FIELDS_OFFSET)
-        except (OSError, DiskFull, SyncFailed) as error:
-            if isinstance(error, SyncFailed) and not self._health.is_failed(active.file.path):
-                raise
-            # Its entries are intact: a log without a map is scanned.
+        except (OSError, DiskFull):
+            pass  # Its entries are intact: a log without a map is scanned.
+        except SyncFailed as error:
+            self._fail_unless_given_up(active.file.path, error)
 
     def _abandon(self, active: _Log) -> None:
         """Seal the log after a failed write, and truncate it at the last good offset if that is possible.
@@ -382,6 +400,7 @@ class EntryLogWriter:
         The latter is `LOG_ID_MAX` if it is unknown. Raises LogLost until `rescue` has written everything again;
         SyncFailed, which is final, because the page cache cannot be trusted any more.
         """
+        self._check()
         self._unnamed.clear()
         for active in list(self._active.values()):
             self._sync_active(active)
@@ -424,8 +443,7 @@ class EntryLogWriter:
 
     def _lose(self, log: _Log, error: SyncFailed) -> None:
         """Give up a log whose sync has failed. Raises the error unless its directory has failed."""
-        if not self._health.is_failed(log.file.path):
-            raise error
+        self._fail_unless_given_up(log.file.path, error)
         self.lost_ends = {**self.lost_ends, log.log_id: log.synced}  # replaced, as another thread reads it
         for lost_run in log.runs:
             runs = lost_run.runs() if isinstance(lost_run, AddRun) else (lost_run,)
@@ -447,7 +465,8 @@ class EntryLogWriter:
         return [(*lost_run, data) for lost_run, data in zip(rescued, slots, strict=True)]
 
     def close(self) -> None:
-        """Seal the active log durably, so that no scan of it is needed."""
+        """Seal the active log durably, so that no scan of it is needed. Raises: SyncFailed."""
+        self._check()
         for active in list(self._active.values()):
             self._seal(active)
         self.sync()

@@ -136,13 +136,24 @@ def test_sync_covers_the_active_and_every_rolled_log(disk: SimDisk) -> None:
     """[R-16, R-17]"""
     log = writer(disk)
     slots = [log.write([run(1, [number], size=600_000)])[0] for number in range(4)]
-    disk.fail("fsync", "1.log", fault)
-    with pytest.raises(SyncFailed):
-        log.sync()
-    log.sync()  # nobody does that after a failed sync; but nothing was forgotten
+    log.sync()
     disk.crash(NOTHING_SURVIVES)
     for number in range(4):
         assert reader(disk).read_records(1, number, slots[number], 0)[4:] == body(1, number, 600_000)
+
+
+def test_a_failed_sync_is_final_for_every_later_call(disk: SimDisk) -> None:
+    """[R-16, R-17] The system would report the next one as done."""
+    log = writer(disk)
+    for number in range(4):
+        log.write([run(1, [number], size=600_000)])
+    disk.fail("fsync", "1.log", fault)
+    with pytest.raises(SyncFailed):
+        log.sync()
+    later = (log.sync, log.close, lambda: log.write([run(1, [9])]), lambda: log.roll(log.first_unfinished_ids()))
+    for call in later:
+        with pytest.raises(SyncFailed):
+            call()
 
 
 def test_a_write_that_fails_part_way_does_not_shift_anything(disk: SimDisk) -> None:
