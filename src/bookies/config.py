@@ -80,8 +80,7 @@ class HttpConfig:
         "", "file of users, see `bk token add`; without it anyone may read over HTTP, and changes are refused"
     )
     http_tls: bool = setting(
-        False,
-        "serve HTTPS with tls_certificate; with tls_authority, users may present certificates signed by it",
+        False, "serve HTTPS with tls_certificate; with tls_authority, users may present certificates signed by it"
     )
     http_open_metrics: bool = setting(False, "answer /metrics without a user although users_file is set")
     http_names: tuple[str, ...] = setting(

@@ -12,6 +12,7 @@ TIME_MAX_S = 30.0
 ERROR_OUTPUT_MAX = 300  # characters of a program's error output
 LINE_MAX = 1000  # bytes of a line
 PIECE_SIZE = 4096
+NICENESS, OOM_SCORE = 10, 500  # of a program that gives way to this process
 
 
 async def output_of(command: Sequence[str]) -> str:
@@ -43,7 +44,10 @@ async def output_of(command: Sequence[str]) -> str:
 
 
 async def start_program(command: Sequence[str], variables: Mapping[str, str]) -> StartedProgram:
-    """Start a program in a session of its own; see `ports.StartProgram`. Its standard output is dropped."""
+    """Start a program in a session of its own; see `ports.StartProgram`. Its standard output is dropped.
+
+    It gives way to this process: the system serves it later, and ends it first when memory runs out.
+    """
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,  # never written to: it ends with this process
@@ -52,17 +56,25 @@ async def start_program(command: Sequence[str], variables: Mapping[str, str]) ->
         env={**os.environ, **variables},
         start_new_session=True,
     )
+    _give_way(process.pid)
     return StartedProgram(process)
+
+
+def _give_way(pid: int) -> None:
+    with contextlib.suppress(OSError):  # the program has ended, or the system has no such file
+        os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(OOM_SCORE))
 
 
 class StartedProgram:
     """A program that runs; see `ports.Program`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+        self.process = process
 
     async def lines(self) -> AsyncIterator[str]:
-        stream, rest = self._process.stderr, b""
+        stream, rest = self.process.stderr, b""
         assert stream is not None
         while piece := await stream.read(PIECE_SIZE):
             *lines, rest = (rest + piece).split(b"\n")
@@ -73,15 +85,15 @@ class StartedProgram:
             yield _shortened(rest)
 
     async def wait(self) -> int:
-        return await self._process.wait()
+        return await self.process.wait()
 
     def interrupt(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def _shortened(line: bytes) -> str:

@@ -223,14 +223,14 @@ class ClusterChanges:
                 "bookie_src=ID, delete_cookie=true",
                 role=Role.ADMINISTRATOR,
             ),
-            Route(f"{API}/jobs", "jobs of this process: recoveries and decommissions", self._list_jobs),
+            Route(f"{API}/jobs", "jobs of this process: recoveries, decommissions, Spark jobs", self._list_jobs),
             Route(f"{API}/jobs/{{job}}", "one job", self._show_job),
             Route(
                 f"{API}/jobs/{{job}}",
-                "cancel a job: what it has copied stays, and no ledger is left incomplete",
+                "cancel a job, with its role: what it has copied stays, and no ledger is left incomplete",
                 self._cancel_job,
                 method="DELETE",
-                role=Role.ADMINISTRATOR,
+                role=Role.OPERATOR,
             ),
         )
 
@@ -328,6 +328,8 @@ class ClusterChanges:
 
     async def _cancel_job(self, request: Request) -> Response:
         before = dict(self._jobs.row(request.values["job"]))
+        if request.user is not None and request.user.role < Role[str(before["role"]).upper()]:
+            raise Problem(403, f"job {before['id']}: cancelling it needs the role {before['role']}")
         after = await self._jobs.cancel(request.values["job"])
         return _with(json_response(after), before, after)
 
