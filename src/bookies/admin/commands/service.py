@@ -158,6 +158,8 @@ def unit_of(kind: str, config: str | None, user: str) -> Unit:
     if isinstance(settings, BookieConfig):
         directories += settings.journal_directories + settings.ledger_directories + settings.index_directories
         ports += [settings.port, settings.tls_port]
+    if isinstance(settings, SiteConfig) and settings.http_jobs_directory:
+        directories.append(settings.http_jobs_directory)
     if uri.startswith("file:"):
         directories.append("/" + uri.removeprefix("file:").lstrip("/") if uri.startswith("file:/") else uri[5:])
     if relative := [path for path in directories if not os.path.isabs(path)]:
