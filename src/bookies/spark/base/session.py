@@ -74,8 +74,8 @@ def _own_interrupts() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield pending  # PySpark sets no handler there either.
         return
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    before = {number: handler for number, handler in found.items() if callable(handler)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if callable(handler)}
 
     def remember(number: int, frame: FrameType | None) -> None:
         if pending:

@@ -81,7 +81,7 @@ export const list = {
   view: (ctx, { rows, spark }) => h("div", {},
     table([
       ["Job", (row) => h("a", { href: `#/jobs/${row.id}` }, `${row.id}: ${row.job}`)], ["State", verdict], ["By", (row) => row.by], ["Began", (row) => moment(row.began_ms)],
-      ["Took", took], ["Result", outcome], ["", (row) => cancel(ctx, row)],
+      ["Took", took], ["Result", outcome], ["Change", (row) => cancel(ctx, row)],
     ], rows.toReversed(), { caption: "Jobs", empty: "No job has run since the process started." }),
     section("Start a Spark job", part(spark, (jobs) => starter(ctx, jobs))),
     h("p", { class: "aside" }, prose("Jobs of this process; they end with it. Runs of Spark jobs can be continued afterwards, here or by `bk spark`."))),
