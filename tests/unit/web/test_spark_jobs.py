@@ -217,7 +217,7 @@ def test_a_forecast_then_the_run_with_its_progress_and_report(serve: Serve) -> N
             await server.call("GET", "/jobs/{job}/report", job="2", form="xml")
         with pytest.raises(Problem, match="no forecast that was made: it is done"):
             await server.post("/jobs/{job}/run", {}, job="2")
-        server.runtime.disk.unlink(f"/jobs/{row['run']}/report.json")
+        server.runtime.disk.unlink(f"/jobs/{row['run']}/scrub-report.json")
         with pytest.raises(Problem, match="deleted from /jobs"):
             await server.call("GET", "/jobs/{job}/report", job="2")
         assert server.descriptions == 1
@@ -314,25 +314,18 @@ def test_servers_that_start_none(serve: Serve) -> None:
                 await server.call(method, path, {"job": "scrub"} if method == "POST" else None)
             assert (found.value.status, "http_jobs_directory" in found.value.next_step) == (409, True)
 
-    async def without_spark(server: Server) -> None:
-        for _ in range(2):
-            with pytest.raises(Problem, match="cannot run on this server: PySpark is missing") as found:
-                await server.post("/jobs", {"job": "scrub"})
-            assert (found.value.status, "pip install" in found.value.next_step) == (503, True)
-        assert server.programs == []
-
     async def without_arrow(server: Server) -> None:
         for pause_s, count in ((0, 1), (1, 1), (AGAIN_S, 2)):
             await asyncio.sleep(pause_s)
-            with pytest.raises(Problem, match="module pyarrow is missing"):
-                await server.call("GET", "/spark-jobs")
-            assert server.descriptions == count
+            with pytest.raises(Problem, match=r"cannot run on this server: .* module pyarrow is missing") as found:
+                await server.post("/jobs", {"job": "scrub"})
+            assert (found.value.status, "pip install" in found.value.next_step) == (503, True)
+            assert (server.descriptions, server.programs) == (count, [])
 
     def broken() -> str:
         raise OSError("python ended with status 1: module pyarrow is missing")
 
     serve(unset, config=SiteConfig())
-    serve(without_spark, described=lambda: json.dumps({"jobs": {}, "problem": "PySpark is missing"}))
     serve(without_arrow, described=broken)
 
 

@@ -168,7 +168,9 @@ def _jobs() -> Report:
         for name, (module_name, text) in JOBS.items()
     }
     lines = [f"{name:16} {text}" for name, (_, text) in JOBS.items()]
-    return Report({"jobs": rows, "problem": problem}, [*lines, *([problem] if problem else [])], 1 if problem else 0)
+    if problem is None:
+        return Report({"jobs": rows, "problem": None}, lines)
+    return Report({"jobs": rows, "problem": problem}, lines, 1, [problem])
 
 
 def _described(option: Option) -> Mapping[str, object]:

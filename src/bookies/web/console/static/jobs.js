@@ -12,7 +12,7 @@ const took = (row) => duration(((row.ended_ms ?? Date.now()) - row.began_ms) / 1
 
 function outcome(row) {
   if (row.error) return row.error;
-  if (row.spark) return row.result?.lead ?? row.progress;
+  if (row.spark) return row.result?.lead || row.progress || (RUNS.includes(row.state) ? "Spark starts, which takes some seconds." : "");
   return row.result === undefined ? "" : h("code", {}, JSON.stringify(row.result).slice(0, 300));
 }
 
@@ -75,7 +75,8 @@ function starter(ctx, jobs) {
 export const list = {
   title: () => "Jobs",
   load: async (ctx, signal) => {
-    const [rows, spark] = await Promise.all([get(JOBS, {}, { signal }), settled(get(`${API}/spark-jobs`, {}, { signal }))]);
+    const [rows, spark] = await Promise.all([get(JOBS, {}, { signal }), ctx.kept.spark ?? settled(get(`${API}/spark-jobs`, {}, { signal }))]);
+    if (!spark.problem) ctx.kept.spark = spark;
     return { rows, spark };
   },
   view: (ctx, { rows, spark }) => h("div", {},
