@@ -86,8 +86,8 @@ class Jobs:
         task = self._tasks.get(job_id)
         if task is None:
             raise Problem(409, f"job {job_id} does not run: it is {row['state']}")
+        await asyncio.sleep(0)  # A task that has not begun would be cancelled without noting that.
         if row["state"] == "running":
-            await asyncio.sleep(0)  # A task that has not begun would be cancelled without noting that.
             row["state"] = "cancelling"
             task.cancel()
         await asyncio.wait([task], timeout=CANCEL_S)

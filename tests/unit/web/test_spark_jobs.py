@@ -298,6 +298,10 @@ def test_a_job_is_interrupted_and_killed_if_that_has_no_effect(serve: Serve) -> 
                 await asyncio.sleep(END_S)
             assert (server.jobs.rows[row["id"]]["state"], server.program.signals) == ("cancelled", signals)
         row = await server.post("/jobs", {"job": "scrub"})
+        server.report()
+        server.program.end(0)
+        assert (await server.jobs.cancel(row["id"]))["state"] == "done"  # it has ended before
+        row = await server.post("/jobs", {"job": "scrub"})
         server.program.ends_on_interrupt = False
         began = server.runtime.clock.monotonic()
         await server.jobs.stop()
