@@ -321,7 +321,8 @@ class ClusterChanges:
         return _job(f"Success send decommission Bookie command {name}", job_id)
 
     async def _list_jobs(self, request: Request) -> Response:
-        return json_response(list(self._jobs.rows.values()))
+        rows = self._jobs.rows.values()
+        return json_response([{name: row[name] for name in row if name != "messages"} for row in rows])
 
     async def _show_job(self, request: Request) -> Response:
         return json_response(self._jobs.row(request.values["job"]))

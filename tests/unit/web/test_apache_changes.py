@@ -200,7 +200,13 @@ def test_a_job_is_cancelled(serve: Serve) -> None:
 
         jobs = Jobs(site.world.runtime("bookie").clock)
         (cancel,) = (route for route in ClusterChanges(unused, jobs).routes if "{job}" in route.path and route.changes)
-        job_id = jobs.start("endless", "test", endless())
+        job_id = jobs.start("endless", "test", endless(), facts={"messages": ["a line"]})
+        for path, has_messages in ((f"{API}/jobs", False), (f"{API}/jobs/{{job}}", True)):
+            (shown,) = (
+                route for route in ClusterChanges(unused, jobs).routes if (route.path, route.method) == (path, "GET")
+            )
+            answer = await shown.handler(Request("GET", path, {}, "localhost", values={"job": job_id}))
+            assert (b"a line" in answer.body) == has_messages  # type: ignore[operator]
         request = Request("DELETE", f"{API}/jobs/{job_id}", {}, "localhost", values={"job": job_id})
         with pytest.raises(Problem, match="cancelling it needs the role administrator"):
             await cancel.handler(replace(request, user=User("o", Role.OPERATOR, ())))
