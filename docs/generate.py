@@ -516,6 +516,7 @@ def http_page() -> str:
         from bookies.web.data.log_endpoints import LogEndpoints
         from bookies.web.probes import Probes
         from bookies.web.site import Process
+        from bookies.web.spark_jobs import SparkJobs
 
         nothing: Any = None  # the routes are listed, and none is called
         groups = {
@@ -527,6 +528,7 @@ def http_page() -> str:
             "ledgers": LedgerEndpoints(nothing, nothing, nothing).routes,
             "verbs": remote_api.verb_routes(Process(nothing, object())),  # type: ignore[arg-type]
             "console": Console(nothing).routes,
+            "spark": SparkJobs(Process(nothing, None)).routes,
         }
         rows = [
             f"| {each.method} `{each.path}` | {each.role.word} | "

@@ -80,8 +80,7 @@ class HttpConfig:
         "", "file of users, see `bk token add`; without it anyone may read over HTTP, and changes are refused"
     )
     http_tls: bool = setting(
-        False,
-        "serve HTTPS with tls_certificate; with tls_authority, users may present certificates that it has signed",
+        False, "serve HTTPS with tls_certificate; with tls_authority, users may present certificates signed by it"
     )
     http_open_metrics: bool = setting(False, "answer /metrics without a user although users_file is set")
     http_names: tuple[str, ...] = setting(
@@ -96,6 +95,15 @@ class HttpConfig:
     http_bodies_size: int = setting(
         8 * MIB, "bytes of all requests' bodies that the HTTP server holds; above it requests get 429", low=64 * KIB
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteConfig(HttpConfig):
+    """Settings of the HTTP server of a bookie or of auto-recovery: with Spark jobs, which a gateway does not start."""
+
+    http_jobs_directory: str = setting("", "directory of the Spark jobs that users start over HTTP; empty: none start")
+    http_jobs_targets: tuple[str, ...] = setting((), "directories and URIs to which these jobs may copy ledgers")
+    http_jobs_cores: int = setting(1, "cores of this machine that such a job uses", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +134,7 @@ class GatewayConfig(HttpConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BookieConfig(HttpConfig):
+class BookieConfig(SiteConfig):
     """Settings of one bookie."""
 
     bookie_id: str = setting("", "fixed identity; empty: host:port")
@@ -522,18 +530,12 @@ def _validate_http(config: HttpConfig) -> None:
     """Raise `ConfigError` if other machines could reach an HTTP server without users, or overhear their tokens."""
     host = config.http_host
     is_local = host in ("localhost", "::1") or host.startswith("127.")
-    if config.http_port < 0 or is_local or config.http_insecure:
+    if config.http_port < 0 or is_local or config.http_insecure or (config.users_file and config.http_tls):
         return
+    problem = "tokens would cross the network in plain text; set http_tls = true"
     if not config.users_file:
-        raise ConfigError(
-            f"http_host = {host!r}: other machines could reach the HTTP server, which has no users; name them with "
-            "users_file (`bk token add`), use 127.0.0.1, or allow it with http_insecure = true"
-        )
-    if not config.http_tls:
-        raise ConfigError(
-            f"http_host = {host!r}: tokens would cross the network in plain text; set http_tls = true, use 127.0.0.1, "
-            "or allow it with http_insecure = true"
-        )
+        problem = "other machines could reach the HTTP server, which has no users; set users_file (`bk token add`)"
+    raise ConfigError(f"http_host = {host!r}: {problem}, use 127.0.0.1, or allow it with http_insecure = true")
 
 
 def _validate_directories(config: BookieConfig) -> None:

@@ -26,6 +26,7 @@ from bookies.protocol.rights.users import hash_of
 
 TOKEN = "bk_console-test"
 PATIENCE_S = 45.0
+SPARK_MS = 600_000  # for a job on a busy machine
 NODES_MAX = 6000  # elements of a page, whatever the cluster has
 DEVICES: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
@@ -61,7 +62,7 @@ class Console:
         self.browser = browser
         users = folder / "users"
         users.write_text(f"ada administrator {hash_of(TOKEN)}\n")
-        settings = SETTINGS | {"users_file": str(users)}
+        settings = SETTINGS | {"users_file": str(users), "http_jobs_directory": str(folder / "jobs")}
         self.cluster = LocalCluster(folder / "bk-data", 4, lease_ms=3000, settings=settings)
         self.cluster.start()
         self.sealed, self.markup = write(self.cluster)
@@ -269,6 +270,29 @@ def check_changes(console: Console, sealed: int) -> None:
     assert "would delete ledger" in console.confirm("Delete")
 
 
+def check_spark_jobs(console: Console) -> None:
+    """Start a job on Spark by its form: the forecast, the dry run, the report."""
+    page = console.open("/jobs")
+    page.locator("[name=job]").select_option("compact")
+    page.locator("[name=log]").fill("no such log")
+    page.get_by_role("button", name="Make the forecast").click()
+    page.get_by_text("ended with status 2").first.wait_for(timeout=SPARK_MS)
+    console.picture("job-failed")
+    console.open("/jobs")
+    page.locator("[name=job]").select_option("scrub")
+    page.locator("[name=level]").select_option("1")
+    page.get_by_role("button", name="Make the forecast").click()
+    page.get_by_role("button", name="Carry out ...").wait_for(timeout=SPARK_MS)
+    console.picture("job-forecast")
+    assert "nothing was done" in console.confirm("Carry out")
+    page.get_by_role("link", name="scrub, run").first.click()
+    page.get_by_role("heading", name="Read and written").wait_for(timeout=SPARK_MS)
+    console.picture("job-report")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download the report").click()
+    assert download.value.path().read_text().startswith("<!doctype html>")
+
+
 def answered(body: object, headers: dict[str, str]) -> Callable[[Any], None]:
     """Return a route of Playwright that answers with this JSON."""
     return lambda route: route.fulfill(json=body, headers=headers)
@@ -401,6 +425,7 @@ def main() -> int:
             for situation in SITUATIONS[:3]:
                 console.part(situation.__name__, check_situation, situation)
             console.part("changes", check_changes, sealed)
+            console.part("Spark jobs", check_spark_jobs)
             console.part("sizes", check_sizes)
             for device in ("dark", "phone"):
                 console.part(f"pages on {device}", check_pages, markup, markup, device)

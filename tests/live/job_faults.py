@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from bookies.spark.base.counters import Sums
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import CarryOut, JobConfig, Run
 from bookies.spark.jobs.shared.packing import estimate, pack
@@ -53,7 +54,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         }  # fmt: skip
         rows[:] = [row for row in rows if row["item"] in finished]
         tasks = pack([each for each in items if each.name not in finished], tasks_min=len(items))
-        carry = CarryOut(config.uri, config.run_id, work, None, name)
+        carry = CarryOut(config, work, None, name, spark.sparkContext.accumulator({}, Sums()))
         for task in tasks:
             for batch in carry(iter(common._work_table([task]).to_batches())):
                 rows += batch.to_pylist()

@@ -185,7 +185,7 @@ def test_a_port_in_use_prevents_the_start(cluster: LocalCluster, tmp_path: pathl
     assert f"http_port = {port}: cannot listen on 127.0.0.1" in done.err
     done = bk_process(*command, "--set", "http_port=0", "--set", "http_host=0.0.0.0", cwd=tmp_path)
     assert done.status == 1
-    assert "which has no users; name them with users_file" in done.err
+    assert "which has no users; set users_file" in done.err
 
 
 def test_auto_recovery_alone_is_scraped_and_probed(cluster: LocalCluster) -> None:

@@ -318,9 +318,14 @@ def test_the_command_uses_the_session_that_there_is(
 
     report = tmp_path / "scrub.html"
     output = ["--output", str(tmp_path), "--run-id", "one", "--rate", "100"]
-    status, out = run("scrub", "--level", "1", "--report", str(report), *output)
+    document = tmp_path / "scrub.json"
+    status, out = run("scrub", "--level", "1", "--report", str(report), "--report", str(document), *output)
     assert (status, "no findings" in out) == (0, True)
     assert report.read_text().startswith("<!doctype html>")
+    assert "<h2>Read and written</h2>" in report.read_text()
+    counters = json.loads(document.read_text())["counters"]
+    assert counters["tasks"] >= 1
+    assert counters["bytes_received"] > 0 == counters["replicas_sent"]
     status, out = run("whatif", "--dead", "b2", "--json")
     assert {json.loads(line)["outcome"] for line in out.splitlines()} <= {"lost", "single", "reduced", "stuck"}
     status, out = run("scrub", "--plan-only")

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from bookies.config import BookieConfig, ClientConfig, HttpConfig
+from bookies.config import BookieConfig, ClientConfig, SiteConfig
 from bookies.configuration import configured, file_layer, settings_of
 from bookies.errors import ConfigError
 from bookies.settings import Given
@@ -18,7 +18,7 @@ def test_the_file_is_read_for_every_kind_of_settings(tmp_path: pathlib.Path, mon
     monkeypatch.setenv("BK_CONFIG", str(path))
     assert configured(BookieConfig).port == 4000
     assert configured(ClientConfig).wire == "v3"
-    assert configured(HttpConfig).http_port == 7
+    assert configured(SiteConfig).http_port == 7
     assert configured(BookieConfig, port=5).port == 5
     monkeypatch.setenv("BK_PORT", "6")
     assert settings_of(BookieConfig).origins == {"port": Given("6", "environment", "BK_PORT")}

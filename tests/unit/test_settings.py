@@ -12,8 +12,8 @@ from bookies.config import (
     BookieConfig,
     ClientConfig,
     GatewayConfig,
-    HttpConfig,
     MetadataConfig,
+    SiteConfig,
     parse_value,
     unit_of,
     validate,
@@ -154,7 +154,7 @@ def test_the_template_has_every_setting_with_its_default() -> None:
 
 def test_tables_have_the_settings_of_their_processes() -> None:
     assert {spec.name for spec in fields(GatewayConfig)} == set(settings_in("gateway"))
-    assert {spec.name for spec in fields(HttpConfig)} < set(settings_in("recovery"))
+    assert {spec.name for spec in fields(SiteConfig)} < set(settings_in("recovery"))
     assert toml_text(("a", 'b"\\')) == '["a", "b\\"\\\\"]'
 
 

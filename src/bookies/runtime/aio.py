@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from bookies.runtime.files import OsDisk
 from bookies.runtime.memory import collect_rarely, keep_freed_memory
 from bookies.runtime.ports import Encryption, Kerberos, Runtime, TlsFiles
-from bookies.runtime.programs import output_of
+from bookies.runtime.programs import output_of, start_program
 from bookies.runtime.sockets import host_names
 from bookies.runtime.threads import ThreadWorkers
 
@@ -118,7 +118,7 @@ def runtime(seed: int | None = None) -> Runtime:
         return SystemKerberos()
 
     ports = clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen
-    return Runtime(*ports, tls, output_of, host_names(), kerberos)
+    return Runtime(*ports, tls, output_of, host_names(), kerberos, start_program)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -12,7 +12,7 @@ through a `Worker` when it may wait for the device.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -294,14 +294,34 @@ class Workers(Protocol):
     def start(self, name: str) -> Worker: ...
 
 
+class Program(Protocol):
+    """A program that runs beside this process. It notices the end of this process as that of its standard input."""
+
+    def lines(self) -> AsyncIterator[str]:
+        """Yield the lines of its error output, each one shortened, until that ends."""
+
+    async def wait(self) -> int:
+        """Wait for its end. Return its exit status, or minus the number of the signal that ended it."""
+
+    def interrupt(self) -> None:
+        """Send SIGINT."""
+
+    def kill(self) -> None:
+        """End it and the programs that it has started, at once."""
+
+
+StartProgram = Callable[[Sequence[str], Mapping[str, str]], Awaitable[Program]]
+"""Starts a program with its arguments, and variables beside those of this process. Raises OSError."""
+
+
 class Runtime(Struct, frozen=True):
     """The ports that a shell is given.
 
     `tls`: creates one side's encryption from its files, with a flag for the server's side. Raises `ConfigError`.
     `kerberos`: loads Kerberos. Raises `ConfigError` when there is none.
     `output_of`: runs a program with arguments to its end and returns its output. Raises OSError when the program does
-    not exist, fails or takes too long. None: not available, as in the simulator. `host_names`: names and addresses of
-    this machine.
+    not exist, fails or takes too long. `start_program`: starts one that runs on. None: not available, as in the
+    simulator. `host_names`: names and addresses of this machine.
     """
 
     clock: Clock
@@ -313,3 +333,4 @@ class Runtime(Struct, frozen=True):
     output_of: Callable[[Sequence[str]], Awaitable[str]] | None = None
     host_names: tuple[str, ...] = ()
     kerberos: Callable[[], Kerberos] = no_kerberos
+    start_program: StartProgram | None = None

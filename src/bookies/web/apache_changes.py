@@ -223,14 +223,14 @@ class ClusterChanges:
                 "bookie_src=ID, delete_cookie=true",
                 role=Role.ADMINISTRATOR,
             ),
-            Route(f"{API}/jobs", "jobs of this process: recoveries and decommissions", self._list_jobs),
+            Route(f"{API}/jobs", "jobs of this process: recoveries, decommissions, Spark jobs", self._list_jobs),
             Route(f"{API}/jobs/{{job}}", "one job", self._show_job),
             Route(
                 f"{API}/jobs/{{job}}",
-                "cancel a job: what it has copied stays, and no ledger is left incomplete",
+                "cancel a job, with its role: what it has copied stays, and no ledger is left incomplete",
                 self._cancel_job,
                 method="DELETE",
-                role=Role.ADMINISTRATOR,
+                role=Role.OPERATOR,
             ),
         )
 
@@ -321,13 +321,16 @@ class ClusterChanges:
         return _job(f"Success send decommission Bookie command {name}", job_id)
 
     async def _list_jobs(self, request: Request) -> Response:
-        return json_response(list(self._jobs.rows.values()))
+        rows = self._jobs.rows.values()
+        return json_response([{name: row[name] for name in row if name != "messages"} for row in rows])
 
     async def _show_job(self, request: Request) -> Response:
         return json_response(self._jobs.row(request.values["job"]))
 
     async def _cancel_job(self, request: Request) -> Response:
         before = dict(self._jobs.row(request.values["job"]))
+        if request.user is not None and request.user.role < Role[str(before["role"]).upper()]:
+            raise Problem(403, f"job {before['id']}: cancelling it needs the role {before['role']}")
         after = await self._jobs.cancel(request.values["job"])
         return _with(json_response(after), before, after)
 

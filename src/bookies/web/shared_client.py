@@ -28,7 +28,7 @@ class SharedClient:
     """One client for all requests of a process."""
 
     def __init__(self, runtime: Runtime, open_driver: OpenDriver, config: ClientConfig) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self._open_driver = open_driver
         self._config = config
         self._connected: Connected | None = None
@@ -46,14 +46,14 @@ class SharedClient:
         async with self._opening:
             if self._connected is None:
                 driver = self._open_driver()
-                client = Client(self._runtime, driver, self._config)
+                client = Client(self.runtime, driver, self._config)
                 client.reads_own_appends = True  # a request reads what an earlier one has appended
                 try:
                     await client.open_session()
                 except BaseException:
                     await client.close()
                     raise
-                self._connected = Connected(self._runtime, client, driver)
+                self._connected = Connected(self.runtime, client, driver)
             return self._connected
 
     async def get(self) -> Client:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from bookies.bookie.server import BookieServer
 from bookies.bookie.transport.security import server_files
 from bookies.bookie.transport.users_file import UsersFile
-from bookies.config import BookieConfig, ClientConfig, HttpConfig
+from bookies.config import BookieConfig, ClientConfig, HttpConfig, SiteConfig
 from bookies.errors import ConfigError
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
@@ -46,13 +46,16 @@ if TYPE_CHECKING:
 class Process(Struct, frozen=True):
     """The process of a server, for endpoints of other packages. `server`: None in a process without a bookie.
 
-    `samples`: None in a process that takes none. `audit`: None in a process that is not asked for its changes.
+    `samples`: None in a process that takes none. `audit`: None in a process that is not asked for its changes. `jobs`
+    and `config`: None in a process that runs no jobs.
     """
 
     client: SharedClient
     server: BookieServer | None
     samples: Samples | None = None
     audit: Audit | None = None
+    jobs: Jobs | None = None
+    config: SiteConfig | None = None
 
 
 OtherRoutes = Callable[[Process], Sequence[Route]]
@@ -152,7 +155,7 @@ def beside_start(
                 *BookieChanges(server, client.connected).routes,
                 *ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock).routes,
                 *ClusterChanges(client.connected, jobs).routes,
-                *other_routes(Process(client, server, samples, audit)),
+                *other_routes(Process(client, server, samples, audit, jobs, config)),
             ]
         )
         names = [config.http_host, config.host, config.advertised_host, *config.http_names]
@@ -167,7 +170,7 @@ def beside_start(
 @contextlib.asynccontextmanager
 async def around_recovery(
     process: RecoveryProcess,
-    config: HttpConfig,
+    config: SiteConfig,
     runtime: Runtime,
     open_driver: OpenDriver,
     client_config: ClientConfig,
@@ -190,7 +193,7 @@ async def around_recovery(
             *Probes(health, metrics, runtime.clock).routes,
             *cluster.routes,
             *ClusterChanges(client.connected, jobs).routes,
-            *other_routes(Process(client, None, samples, audit)),
+            *other_routes(Process(client, None, samples, audit, jobs, config)),
         ]
     )
     names = [config.http_host, *config.http_names]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import signal
 import sys
 
 import pytest
 
 from bookies.runtime import programs
-from bookies.runtime.programs import output_of
+from bookies.runtime.programs import LINE_MAX, NICENESS, output_of, start_program
 
 
 def test_what_a_program_prints() -> None:
@@ -30,3 +31,31 @@ def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(programs, "TIME_MAX_S", 0.2)
     with pytest.raises(OSError, match=r"has not ended after 0\.2 s"):
         asyncio.run(output_of([sys.executable, "-c", "import time; time.sleep(60)"]))
+
+
+def test_one_that_runs_on_is_interrupted_or_killed() -> None:
+    code = (
+        "import os, sys, time\n"
+        "print('x' * 5000, 'begun', sep='\\n', file=sys.stderr, flush=True)\n"
+        "try: time.sleep(600)\n"
+        "except KeyboardInterrupt: print(os.environ['GIVEN'], os.nice(0), file=sys.stderr, end=''); sys.exit(7)\n"
+    )
+
+    async def main() -> None:
+        program = await start_program([sys.executable, "-c", code], {"GIVEN": "some value"})
+        lines = program.lines()
+        assert await anext(lines) == "x" * LINE_MAX
+        assert await anext(lines) == "begun"
+        program.interrupt()
+        assert [line async for line in lines] == [f"some value {NICENESS}"]
+        assert await program.wait() == 7
+        program.interrupt()  # nothing is left to interrupt
+        program.kill()
+        program = await start_program([sys.executable, "-c", "import time; time.sleep(600)"], {})
+        program.kill()
+        assert await program.wait() == -signal.SIGKILL
+        program = await start_program([sys.executable, "-c", "import sys; sys.stdin.read(1)"], {})
+        program.process.stdin.close()  # type: ignore[union-attr]  (as when this process ends)
+        assert await program.wait() == 0
+
+    asyncio.run(main())

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.client.client import Client
 from bookies.errors import LedgerNotFound
 from bookies.model import BookieId
+from bookies.protocol.rights import Role, User
 from bookies.web.apache_changes import SANITY_AGE_S, ClusterChanges
 from bookies.web.audit import VALUE_SIZE_MAX
 from bookies.web.jobs import Jobs
@@ -198,16 +200,24 @@ def test_a_job_is_cancelled(serve: Serve) -> None:
 
         jobs = Jobs(site.world.runtime("bookie").clock)
         (cancel,) = (route for route in ClusterChanges(unused, jobs).routes if "{job}" in route.path and route.changes)
-        job_id = jobs.start("endless", "test", endless())
+        job_id = jobs.start("endless", "test", endless(), facts={"messages": ["a line"]})
+        for path, has_messages in ((f"{API}/jobs", False), (f"{API}/jobs/{{job}}", True)):
+            (shown,) = (
+                route for route in ClusterChanges(unused, jobs).routes if (route.path, route.method) == (path, "GET")
+            )
+            answer = await shown.handler(Request("GET", path, {}, "localhost", values={"job": job_id}))
+            assert (b"a line" in answer.body) == has_messages  # type: ignore[operator]
         request = Request("DELETE", f"{API}/jobs/{job_id}", {}, "localhost", values={"job": job_id})
-        answer = await cancel.handler(request)
+        with pytest.raises(Problem, match="cancelling it needs the role administrator"):
+            await cancel.handler(replace(request, user=User("o", Role.OPERATOR, ())))
+        answer = await cancel.handler(replace(request, user=User("a", Role.ADMINISTRATOR, ())))
         assert isinstance(answer.body, bytes)
         assert json.loads(answer.body)["state"] == "cancelled"
         assert (answer.before, answer.after) != (None, None)
         with pytest.raises(Problem, match="cancelled"):
             await cancel.handler(request)
         assert (await site.call("administrator", "DELETE", f"{API}/jobs/7")).status == 404
-        assert (await site.call("operator", "DELETE", f"{API}/jobs/7")).status == 403
+        assert (await site.call("writer", "DELETE", f"{API}/jobs/7")).status == 403
 
     serve(body, users=True)
 

@@ -33,7 +33,7 @@ GONE = "gone: its session has ended"
 
 def _run(arguments: argparse.Namespace) -> int:
     from bookies.bookie.main import configure_logging
-    from bookies.config import ClientConfig, HttpConfig, RecoveryConfig
+    from bookies.config import ClientConfig, RecoveryConfig, SiteConfig
     from bookies.configuration import configured
     from bookies.metadata.uri import connect
     from bookies.model import BookieId
@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
     uri, host = metadata_uri(arguments), socket.gethostname()
     config, client_config = configured(RecoveryConfig), configured(ClientConfig)
     http_config = configured(
-        HttpConfig, **({"http_port": arguments.http_port} if arguments.http_port is not None else {})
+        SiteConfig, **({"http_port": arguments.http_port} if arguments.http_port is not None else {})
     )
     site = web_site() if http_config.http_port >= 0 else None
     configure_logging()

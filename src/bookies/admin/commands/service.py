@@ -140,10 +140,10 @@ def quoted(word: str) -> str:
 
 def unit_of(kind: str, config: str | None, user: str) -> Unit:
     """Return the unit for the settings of a file: a service has no other. Raises `UsageError`, `ConfigError`."""
-    from bookies.config import BookieConfig, ClientConfig, GatewayConfig, HttpConfig, MetadataConfig, RecoveryConfig
+    from bookies.config import BookieConfig, ClientConfig, GatewayConfig, MetadataConfig, RecoveryConfig, SiteConfig
 
     refused: dict[str, str] = {}
-    settings: Any = _alone({"bookie": BookieConfig, "recovery": HttpConfig, "gateway": GatewayConfig}[kind], refused)
+    settings: Any = _alone({"bookie": BookieConfig, "recovery": SiteConfig, "gateway": GatewayConfig}[kind], refused)
     uri, client = _alone(MetadataConfig, refused).uri, _alone(ClientConfig, refused)
     _alone(RecoveryConfig, refused)
     if refused:
@@ -158,6 +158,8 @@ def unit_of(kind: str, config: str | None, user: str) -> Unit:
     if isinstance(settings, BookieConfig):
         directories += settings.journal_directories + settings.ledger_directories + settings.index_directories
         ports += [settings.port, settings.tls_port]
+    if isinstance(settings, SiteConfig) and settings.http_jobs_directory:
+        directories.append(settings.http_jobs_directory)
     if uri.startswith("file:"):
         directories.append("/" + uri.removeprefix("file:").lstrip("/") if uri.startswith("file:/") else uri[5:])
     if relative := [path for path in directories if not os.path.isabs(path)]:

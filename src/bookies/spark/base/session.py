@@ -9,7 +9,8 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from bookies.errors import ConfigError
@@ -36,9 +37,10 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
     except ImportError as error:
         raise ConfigError("PySpark is missing: pip install 'bookies[spark]'") from error
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started the session's Java and knows the master.
-        with _own_interrupts():
+        with _own_interrupts() as pending:
             spark = SparkSession.builder.appName(f"bookies {name}").getOrCreate()
         try:
+            _repeat(pending)
             yield spark
         finally:
             spark.stop()
@@ -48,9 +50,10 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
     java.use()
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")  # It is about pandas' next version.
     with tempfile.TemporaryDirectory(prefix="bookies-spark-") as directory:
-        with _own_interrupts():
+        with _own_interrupts() as pending:
             spark = _local(SparkSession.builder, name, cores, directory)
         try:
+            _repeat(pending)
             yield spark
         finally:
             gateway = spark.sparkContext._gateway
@@ -61,20 +64,37 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _own_interrupts() -> Iterator[None]:
-    """Keep the SIGINT handler: the code that runs a job cancels it.
+def _own_interrupts() -> Iterator[list[int]]:
+    """Keep the handlers of signals while a session starts. Yields the number of a first signal, which waits for that.
 
     PySpark's handler makes Java cancel all jobs over a connection that may have a call in progress, and the answer to
-    that is an error of Py4J.
+    that is an error of Py4J. An interruption while Java starts would leave it behind: it fails, and does not end.
     """
+    pending: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield  # PySpark sets no handler there either.
+        yield pending  # PySpark sets no handler there either.
         return
-    before = signal.getsignal(signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if callable(handler)}
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if pending:
+            before[signal.Signals(number)](number, frame)  # the user is impatient
+        pending.append(number)
+
+    for number in before:
+        signal.signal(number, remember)
     try:
-        yield
+        yield pending
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _repeat(pending: Sequence[int]) -> None:
+    """Send this process the signal that waited."""
+    if pending:
+        os.kill(os.getpid(), pending[0])
 
 
 def _local(builder: Any, name: str, cores: int | None, directory: str) -> Any:

@@ -67,10 +67,12 @@ def test_install_and_check(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest
     config.write_text(
         f'[metadata]\nuri = "file:{tmp_path}/metadata"\n'
         f'[bookie]\njournal_directories = ["{tmp_path}/journal"]\nledger_directories = ["{tmp_path}/ledgers"]\n'
+        f'http_jobs_directory = "{tmp_path}/jobs"\n'
     )
     install = ("install", "--kind", "bookie", "--config", config, "--user", "no-such-user")
     path = tmp_path / "etc/systemd/system/bk-bookie.service"
-    assert f"ReadWritePaths={tmp_path}/journal\n" in run(*install, "--dry-run")
+    unit = run(*install, "--dry-run")
+    assert all(f"ReadWritePaths={tmp_path}/{name}\n" in unit for name in ("journal", "jobs"))
     assert not path.exists()
     out = run(*install)
     assert "useradd --system" in out
@@ -81,11 +83,12 @@ def test_install_and_check(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest
     run(*install)  # again
     monkeypatch.setattr(shutil, "which", lambda name: None)
     rows = json.loads(run("check", "--json", status=1))
-    assert [row["level"] for row in rows] == ["bad", "bad", "bad", "warn"]
+    assert [row["level"] for row in rows] == ["bad", "bad", "bad", "bad", "warn"]
     assert f"{tmp_path}/journal does not exist" in rows[0]["what"]
     assert "systemd-analyze is not installed" in rows[-1]["what"]
     (tmp_path / "journal").mkdir()
     (tmp_path / "metadata").mkdir()
+    (tmp_path / "jobs").mkdir()
     assert "there is no user no-such-user" in run("check", status=1)
     monkeypatch.setattr(pwd, "getpwnam", lambda name: pwd.struct_passwd(("x", "x", os.getuid() + 1, 0, "", "", "")))
     assert f"{tmp_path}/journal belongs to another user" in run("check", status=1)

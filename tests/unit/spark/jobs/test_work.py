@@ -17,7 +17,7 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.offload import is_given_up, offload_of
 from bookies.protocol.quorums.quorum import stores
 from bookies.spark.jobs import offload, reconcile, repair, restore, scrub, usage
-from bookies.spark.jobs.shared.common import CarryOut, Outcome, Tools
+from bookies.spark.jobs.shared.common import CarryOut, JobConfig, Outcome, Tools
 from bookies.spark.jobs.shared.findings import Finding, Repair, one_by_bookie, repairs_of
 from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.read import tables
@@ -438,11 +438,11 @@ def test_an_item_that_fails_is_a_row_and_not_the_end() -> None:
 
     async def act(world: World) -> None:
         store = await world.client()
-        carry = CarryOut("memory:", "r1", Breaks(), None, "test")
+        carry = CarryOut(JobConfig("memory:", "r1"), Breaks(), None, "test", None)
         row = await carry._one(await tools_of(store), Item("x", 0))
         assert (row["item"], row["outcome"], row["run_id"]) == ("x", "failed", "r1")
         assert "our mistake" in json.loads(row["detail"])["error"]
-        carry = CarryOut("memory:", "r1", scrub.ScrubWork(3), None, "test")
+        carry = CarryOut(JobConfig("memory:", "r1"), scrub.ScrubWork(3), None, "test", None)
         await asyncio.wait_for(store.close(), 10)
         row = await carry._one(Tools.__new__(Tools), Item("x", 0, (), "no JSON"))
         assert row["outcome"] == "failed"

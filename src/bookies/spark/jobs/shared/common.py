@@ -36,6 +36,7 @@ from bookies.protocol.pacing import RateLimit
 from bookies.runtime.tasks import all_of
 from bookies.spark.base import runtime
 from bookies.spark.base.arrow import schema_of_ddl
+from bookies.spark.base.counters import Sums, work_of
 from bookies.spark.base.options import Option as Option
 from bookies.spark.jobs.shared.packing import TASK_SIZE, TASKS_MAX, Estimate, Item, estimate, pack
 from bookies.spark.jobs.shared.progress import Begun, Progress
@@ -65,7 +66,8 @@ class JobConfig(Struct, frozen=True):
 
     `output`: the directory of the runs, any that Spark can write to; None: results are kept in memory, and an
     interrupted run starts over. `bytes_per_s`: from and to each bookie, for the whole job; it is divided by
-    `processes`, the number of tasks that run at once (default: Spark's parallelism). `task_size`: bytes.
+    `processes`, the number of tasks that run at once (default: Spark's parallelism). `task_size`: bytes. `counters`:
+    `execute` adds what the tasks have read and written.
     """
 
     uri: str
@@ -78,6 +80,7 @@ class JobConfig(Struct, frozen=True):
     task_size: int = TASK_SIZE
     tasks_max: int = TASKS_MAX
     is_quiet: bool = False
+    counters: dict[str, int] = field(default_factory=dict)
 
     @property
     def directory(self) -> str | None:
@@ -244,7 +247,8 @@ def execute(
     skipped = len(items) - len(left)
     if config.mode == PLAN:
         return Run(config, plan, skipped, spark.createDataFrame(_work_table(tasks)))
-    carry = CarryOut(config.uri, config.run_id, work, rate_of(spark, config), name)
+    counters = spark.sparkContext.accumulator({}, Sums())
+    carry = CarryOut(config, work, rate_of(spark, config), name, counters)
     is_kept = config.directory is not None or name in CONTINUED
     begun = Begun(name, config.run_id, plan, skipped, is_kept=is_kept)
     with Progress(spark, begun, is_quiet=config.is_quiet) as progress:
@@ -256,6 +260,7 @@ def execute(
             results.count()
         elif tasks:
             results.write.mode("append").option(*COMMIT_BY_TASK).parquet(f"{config.directory}/results")
+    Sums().addInPlace(config.counters, counters.value)
     return Run(config, plan, skipped, _results(spark, config) if config.directory else results)
 
 
@@ -376,10 +381,11 @@ class Tools(Paces):
 
 
 class CarryOut:
-    """Function that Spark runs over the rows of one planned task."""
+    """Function that Spark runs over the rows of one planned task. `counters`: an accumulator of `Sums`."""
 
-    def __init__(self, uri: str, run_id: str, work: Work, rate: float | None, job: str) -> None:
-        self._uri, self._run_id, self._work, self._rate, self._job = uri, run_id, work, rate, job
+    def __init__(self, config: JobConfig, work: Work, rate: float | None, job: str, counters: Any) -> None:
+        self._uri, self._run_id, self._work, self._rate, self._job = config.uri, config.run_id, work, rate, job
+        self._counters = counters
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = sorted((row for batch in batches for row in batch.to_pylist()), key=lambda row: int(row["place"]))
@@ -404,6 +410,7 @@ class CarryOut:
                     results.append(await self._one(tools, item))
 
             await all_of(work() for _ in range(min(ITEMS_AT_ONCE, len(items))))
+            self._counters.add(work_of(client))
         return results
 
     async def _one(self, tools: Tools, item: Item) -> dict[str, Any]:

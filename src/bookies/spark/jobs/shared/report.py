@@ -1,7 +1,7 @@
 """Final report of a job: text for a terminal, or one self-contained HTML file.
 
 The file has no scripts and makes no network requests; plots are bars in the rows of tables. Colours follow the reader's
-light or dark mode. Source: spark 7.3.
+light or dark mode. The same report is also a JSON document, for programs. Source: spark 7.3.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, zip_longest
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, json
+from msgspec.structs import replace
 
 ROWS_MAX = 1000  # rows of a table in a report; the rest is in the Parquet files
 
@@ -36,13 +37,17 @@ class Section(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Report of a job. `lead`: the result in one sentence. `is_good`: no action is needed."""
+    """Report of a job. `lead`: the result in one sentence. `is_good`: no action is needed.
+
+    `counters`: what the tasks have read and written; see `base/counters.py`.
+    """
 
     title: str
     lead: str
     is_good: bool
     parameters: Mapping[str, Any] = field(default_factory=dict)
     sections: Sequence[Section] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """Show the report as the result of a cell of a notebook. A frame keeps its style from the notebook's."""
@@ -86,12 +91,26 @@ def text(report: Report) -> str:
     return "\n".join(parts)
 
 
+def document(report: Report) -> str:
+    """Return the report as one JSON document, with at most `ROWS_MAX` rows of each table."""
+
+    def shortened(section: Section) -> Section:
+        table = section.table
+        if table is None or len(table.rows) <= ROWS_MAX:
+            return section
+        return replace(section, table=replace(table, rows=table.rows[:ROWS_MAX], bars=table.bars[:ROWS_MAX]))
+
+    short = replace(report, sections=[shortened(section) for section in report.sections])
+    return json.encode(short, enc_hook=str).decode() + "\n"
+
+
 def page(report: Report) -> str:
     """Return the report as one HTML file."""
+    counters = Section("Read and written", _COUNTED, Table(("counter", "value"), list(report.counters.items()), (1,)))
     body = [
         f"<h1>{_escaped(report.title)}</h1>",
         f'<p class="lead {"good" if report.is_good else "bad"}">{_escaped(report.lead)}</p>',
-        *(_section(section) for section in report.sections),
+        *(_section(section) for section in [*report.sections, *([counters] if report.counters else [])]),
         "<h2>Parameters</h2>",
         _table(Table(("parameter", "value"), list(report.parameters.items()))),
     ]
@@ -134,6 +153,7 @@ def _table(table: Table) -> str:
     return f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
+_COUNTED = "Work of the tasks with bookies in this attempt, including tasks that were repeated."
 _CODE = re.compile("`([^`]+)`")  # commands and names of columns in a text
 
 

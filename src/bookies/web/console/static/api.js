@@ -20,7 +20,7 @@ export const token = {
   set: (value) => (value ? sessionStorage.setItem(TOKEN, value) : sessionStorage.removeItem(TOKEN)),
 };
 
-// Returns {data, headers}. `report`: ask for the text of the command beside the facts. Throws Problem.
+// Returns {data, text, headers}. `report`: ask for the text of the command beside the facts. Throws Problem.
 export async function call(method, path, { query = {}, body, report = false, signal, accepted = [] } = {}) {
   const headers = { Accept: report ? REPORT : "application/json" };
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
@@ -48,7 +48,7 @@ export async function call(method, path, { query = {}, body, report = false, sig
   } catch {
     data = null;
   }
-  if (response.ok || accepted.includes(response.status)) return { data, headers: response.headers };
+  if (response.ok || accepted.includes(response.status)) return { data, text, headers: response.headers };
   throw new Problem(response.status, data?.detail ?? `${response.status} ${response.statusText}`, data?.next ?? "");
 }
 

@@ -4,6 +4,7 @@ import { Problem, open, session, token } from "./api.js";
 import { clock, failure, h, morph, nextStep, prose } from "./dom.js";
 import * as bookies from "./bookies.js";
 import * as entries from "./entries.js";
+import * as jobs from "./jobs.js";
 import * as ledgers from "./ledgers.js";
 import * as logs from "./logs.js";
 import * as overview from "./overview.js";
@@ -24,7 +25,8 @@ const PAGES = [
   [/^\/recovery$/, recovery.page],
   [/^\/process$/, process.plotsPage],
   [/^\/settings$/, process.settings],
-  [/^\/jobs$/, process.jobs],
+  [/^\/jobs$/, jobs.list],
+  [/^\/jobs\/(\d+)$/, jobs.one],
   [/^\/changes$/, process.changes],
 ];
 const NAV = [["/", "Overview", "o"], ["/bookies", "Bookies", "b"], ["/ledgers", "Ledgers", "l"], ["/logs", "Logs", "g"],

@@ -92,7 +92,7 @@ export const nextStep = (text) => (/^bk /.test(text) ? h("code", {}, text) : pro
 
 const MARKS = { ok: "●", warn: "▲", bad: "■", unknown: "○" };
 const LEVEL = { writable: "ok", stored: "ok", CLOSED: "ok", OPEN: "ok", done: "ok", running: "ok", "read-only": "warn",
-  IN_RECOVERY: "warn", cancelled: "warn", down: "bad", failed: "bad", damaged: "bad", missing: "bad" };
+  IN_RECOVERY: "warn", cancelled: "warn", cancelling: "warn", down: "bad", failed: "bad", damaged: "bad", missing: "bad" };
 
 // State as a shape and a word, so that it does not depend on colour.
 export function state(word, level = LEVEL[word] ?? "unknown") {

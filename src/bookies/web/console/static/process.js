@@ -1,4 +1,4 @@
-// The process of this server: plots of its last hours, settings with their provenance, jobs, and the latest changes.
+// The process of this server: plots of its last hours, settings with their provenance, and the latest changes.
 
 import { API, get, getOwn, session } from "./api.js";
 import { button } from "./actions.js";
@@ -46,20 +46,6 @@ function change(ctx, row) {
     fields: [{ name: "value", label: row.help, value: text(row.value) }], collect: ({ value }) => ({ set: [`${row.name}=${value}`] }),
     effect: "The value applies until the bookie stops. A restart uses the file, the environment or the default again.", done: ctx.refresh });
 }
-
-export const jobs = {
-  title: () => "Jobs",
-  load: (ctx, signal) => get(`${API}/jobs`, {}, { signal }),
-  view: (ctx, rows) => h("div", {},
-    table([
-      ["Job", (row) => row.job], ["State", (row) => state(row.state)], ["By", (row) => row.by], ["Began", (row) => moment(row.began_ms)],
-      ["Took", (row) => duration(((row.ended_ms ?? Date.now()) - row.began_ms) / 1000)],
-      ["", (row) => (row.state === "running" ? button({ label: "Cancel ...", title: `Cancel job ${row.id}`, verb: "Cancel it", method: "DELETE", path: `${API}/jobs/{job}`,
-        values: { job: row.id }, effect: "What it has copied so far remains.", done: ctx.refresh }) : "")],
-      ["Result", (row) => row.error ?? (row.result === undefined ? "" : h("code", {}, JSON.stringify(row.result).slice(0, 300)))],
-    ], rows.toReversed(), { caption: "Jobs", empty: "No job has run since the process started." }),
-    h("p", { class: "aside" }, prose("Jobs of this process: recoveries and decommissions. Jobs on Spark run elsewhere; their reports are what `bk spark` prints."))),
-};
 
 const MAY_SEE = ["operator", "administrator"];
 

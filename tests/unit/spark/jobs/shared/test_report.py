@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import date
 from html import unescape
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.shared.report import ROWS_MAX, Report, Section, Table, number_text, page, text
+from bookies.spark.jobs.shared.report import ROWS_MAX, Report, Section, Table, document, number_text, page, text
 
 VOID = ("meta", "br")
 
@@ -109,3 +112,16 @@ def test_a_notebook_shows_the_page_in_a_frame() -> None:
     assert frame is not None
     assert unescape(frame[1]) == page(report)
     assert Complete(None, report)._repr_html_() == shown
+
+
+def test_the_document_has_the_same_with_bounded_tables_and_counters() -> None:
+    table = Table(("day", "bytes"), [(date(2026, 3, 1), number) for number in range(ROWS_MAX + 1)], (1,), [0.5] * 2000)
+    counters = {"tasks": 3, "bytes_received": 12345}
+    report = replace(REPORT, sections=[*REPORT.sections, Section("Days", table=table)], counters=counters)
+    found = json.loads(document(report))
+    assert (found["lead"], found["is_good"], found["counters"]) == (REPORT.lead, False, counters)
+    assert [len(section["table"]["rows"]) for section in found["sections"]] == [2, 1, 0, ROWS_MAX]
+    assert found["sections"][-1]["table"]["rows"][-1] == ["2026-03-01", ROWS_MAX - 1]
+    assert len(found["sections"][-1]["table"]["bars"]) == ROWS_MAX
+    assert "<td>bytes_received</td><td class=number>12,345</td>" in page(report)
+    assert "Read and written" not in page(REPORT)
