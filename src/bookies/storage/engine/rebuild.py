@@ -159,7 +159,7 @@ def _is_whole(first: bytes, size: int) -> bool:
 
 
 class LogsRead(enum.Enum):
-    """What a pass has read of the logs that may have entries of a ledger."""
+    """The part that a pass has read of the logs that may have entries of a ledger."""
 
     ALL = "all"  # so entries without a slot were never stored here
     DAMAGED = "damaged"  # all that can be read; a later pass would find no more

@@ -173,7 +173,7 @@ class LedgerCollection:
         comes back from files has allowed this bookie to delete it: what its logs lack is not lost.
 
         Like deleted ledgers they refuse fences until that is durable: replay would make a new ledger of a fence, which
-        denies what the logs have. A client may have made one while the record was read: it is rebuilt all the same.
+        denies what the logs have. A client may have made one while the record was read: it is rebuilt too.
         Raises: StorageError, OSError.
         """
         rebuilt: list[int] = []
