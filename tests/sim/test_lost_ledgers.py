@@ -152,6 +152,24 @@ def test_a_log_that_could_not_be_read_for_half_a_day_is_read_then_and_the_others
     assert made.live(script)
 
 
+def test_a_rebuild_that_an_error_has_ended_is_repeated(small: Any, body: Body) -> None:
+    made = small()
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    lose_index_file(made)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        made.disk.fail("read_bytes|open", "lastId", lambda: OSError(errno.EMFILE, "Too many open files"))
+        await store.repair()
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 0)
+        await asyncio.sleep(AGAIN_S + 1)
+        await store._open().rebuilder.wait_idle()
+        await check_entries(store, body)
+        assert not (await store.header(LOST)).is_uncertain
+
+    assert made.live(script)
+
+
 def test_what_was_fetched_in_place_of_an_unreadable_log_ends_the_doubts(small: Any, body: Body) -> None:
     made = small()
     assert made.live(lambda store, promises: fill(store, promises, body, 6))
@@ -555,7 +573,7 @@ def test_a_deleted_ledger_that_was_stored_again_elsewhere_is_kept(small: Any, bo
         records.unreadable.add(LOST)
         await compact(store)
         await compact(store)
-        with pytest.raises(LedgerFenced):
+        with pytest.raises(DataUnknown):
             await promises.add(store, LOST, {30: body(LOST, 30, size=500)})
 
     async def decided(store: LedgerStore, promises: Any) -> None:

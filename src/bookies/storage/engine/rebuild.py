@@ -210,6 +210,7 @@ class Rebuilder:
                 await self._rebuild()
             except (OSError, BookKeeperError) as error:
                 # These ledgers stay uncertain; a later pass retries, and so does the next start.
+                self._unreadable = []  # so that a later pass does not wait for them
                 self._events.error("storage.rebuild_failed", error=error)
             finally:
                 self._is_busy = False
@@ -228,7 +229,7 @@ class Rebuilder:
             except TimeoutError:
                 self._again_s = min(2 * self._again_s, AGAIN_S_MAX)
                 # Only these are read before: a pass over all logs that finds nothing more would cost hours of reading.
-                if await self._worker.run(self._can_read_more):
+                if await self._can_read_more():
                     for ledger_id in self._unread:
                         self._index.rebuilds.want(ledger_id)
 
@@ -237,25 +238,34 @@ class Rebuilder:
         ledger = self._index.get(ledger_id)
         return ledger is not None and ledger.rebuild in (RebuildState.DOUBTED, RebuildState.PARTIAL)
 
-    def _can_read_more(self) -> bool:
-        """Report whether a log or directory can be read that could not be in the last pass. Runs on the worker."""
-        return not self._unreadable or any(self._is_readable(path) for path in self._unreadable)
+    async def _can_read_more(self) -> bool:
+        """Report whether a log or directory can be read that could not be in the last pass."""
+        for path in self._unreadable:
+            pieces = self._read_again(path)
+            while (is_readable := await self._worker.run(next, pieces)) is None:
+                pass
+            if is_readable:
+                return True
+        return not self._unreadable
 
-    def _is_readable(self, path: str) -> bool:
+    def _read_again(self, path: str) -> Iterator[bool | None]:
+        """Read a log, a piece at a time, or list a directory; yield at last whether that was possible."""
         is_directory = path in self._logs.paths
         try:
             if is_directory:
                 self._disk.list(path)
-                return True
-            file = self._disk.open(path, "r")
-            try:
-                for at in range(0, file.size(), CHUNK_SIZE):
-                    file.pread(CHUNK_SIZE, at)
-            finally:
-                file.close()
+            else:
+                file = self._disk.open(path, "r")
+                try:
+                    for at in range(0, file.size(), CHUNK_SIZE):
+                        file.pread(CHUNK_SIZE, at)
+                        yield None
+                finally:
+                    file.close()
         except OSError as error:
-            return isinstance(error, FileNotFoundError) and not is_directory  # A log that is gone hides no entry.
-        return True
+            yield isinstance(error, FileNotFoundError) and not is_directory  # A log that is gone hides no entry.
+        else:
+            yield True
 
     async def _rebuild(self) -> None:
         wanted: dict[int, LedgerSlots] = {}
@@ -277,7 +287,6 @@ class Rebuilder:
             await self._rebuild_of(wanted)
 
     async def _rebuild_of(self, wanted: dict[int, LedgerSlots]) -> None:
-        self._unreadable = []
         for ledger_id in list(wanted):
             if not self._index.is_known(ledger_id):
                 del wanted[ledger_id]
@@ -295,6 +304,7 @@ class Rebuilder:
         catalog = self._index.catalog
         catalog.note_torn({log_id: end for log_id, end in catalog.torn.items() if named.get(log_id, -1) < end})
         readable: set[int] = set()
+        self._unreadable = []
         logs, failed = await self._worker.run(self._find_logs)  # `failed`: spaces whose logs may be readable later
         damaged: set[int] = set()
         id_max = LOG_ID_MAX if failed else await self._worker.run(greatest_log_id, self._disk, self._logs)
