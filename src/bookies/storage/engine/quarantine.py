@@ -182,17 +182,17 @@ class Quarantine:
     def check_add(self, ledger_id: int, entry_id: int, *, is_recovery: bool) -> None:
         """Refuse an add to a quarantined or deleted ledger.
 
-        Raises LedgerFenced; StorageError for a recovery add in quarantine, because the ledger may come back, and
-        DataUnknown for another one to a found ledger, because its writer may continue with another bookie.
+        Raises LedgerFenced; StorageError for a recovery add, because the ledger may come back, and DataUnknown for
+        another one to a found ledger, because its writer may continue with another bookie.
         """
         removal = self._states.get(ledger_id)
         if removal is None or removal.state is QuarantineState.PINNED:
             return
-        if removal.is_quarantined and self.on_refused is not None:
+        if (is_recovery or removal.is_quarantined) and self.on_refused is not None:
             self.on_refused(ledger_id)
-        if is_recovery and removal.is_quarantined:
-            # Refused for now: the recovery or the copying has to retry later.
-            raise StorageError("the ledger is in quarantine", ledger_id=ledger_id, entry_id=entry_id)
+        if is_recovery:
+            # Refused for now: the recovery or the copying, which has read the record, has to retry later.
+            raise StorageError(f"the ledger is {_name_of(removal)} here", ledger_id=ledger_id, entry_id=entry_id)
         if ledger_id in self.found:
             raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_id)
         raise LedgerFenced(f"the ledger is {_name_of(removal)}", ledger_id=ledger_id, entry_id=entry_id)
