@@ -207,6 +207,7 @@ def refusal(save: Any, frame: Any, mode: str = "append", **options: object) -> s
         ("'v' AS value", {"log": "nowhere"}, "there is no log nowhere: create it with `bk log create nowhere`"),
         ("CAST(NULL AS STRING) AS value", {"log": "mistakes"}, "column 'value' is null in 1 of 1 rows"),
         ("'v' AS value", {"log": "mistakes", "maxLedgerByte": 1}, "unknown option"),
+        ("'v' AS value", {"log": "mistakes", "onBatchGap": "accept"}, "option onBatchGap is for streams"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(
@@ -260,6 +261,7 @@ class Stream:
         self.directory = directory
         self.options = options
         self.source = "bookkeeper"
+        self.condition = "true"  # of the rows
         self.values: list[bytes] = []
         self.failures: list[str] = []
         (directory / "in").mkdir()
@@ -274,7 +276,9 @@ class Stream:
     def frame(self) -> Any:
         reader = self.spark.readStream.format("text").option("maxFilesPerTrigger", 1)
         frame = reader.load(str(self.directory / "in"))
-        return frame.repartitionByRange(2, "value")  # One task reads a file, so that each part keeps its order.
+        return frame.where(self.condition).repartitionByRange(
+            2, "value"
+        )  # One task reads a file, so that each part keeps its order.
 
     def run(self, checkpoint: str = "checkpoint") -> bool:
         """Everything that is there; whether the query came to its end."""
@@ -323,6 +327,33 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(stream: Stream) -> None:
     stream.options["txnVersion"] = "1"
     assert not stream.run("third")
     assert "option txnVersion is for batch writes" in stream.failures[-1]
+
+
+@needs_spark(4, 1)
+def test_a_stream_notices_that_its_log_lacks_batches(stream: Stream, store: Any) -> None:
+    """It goes on as with a mirror that lacks the last ones: they are in another log. One without rows is not missed."""
+    stream.condition = "not value like '1/%'"
+    for number in range(2):
+        stream.add_batch(number)
+    assert stream.run()
+    log, elsewhere = stream.log, store.log("elsewhere")
+    [last] = log.manifest().txns.values()
+    assert last["version"] == 1
+    elsewhere.create(ensemble=1)
+    stream.options["log"] = "elsewhere"
+    stream.add_batch(2)
+    assert stream.run()
+    stream.options["log"] = log.name
+    stream.add_batch(3)
+    assert not stream.run()
+    text = f"commits batch 3 to log {log.name}, whose last one is batch 1: the log lacks batch 2"
+    assert f"query {last['query']}" in stream.failures[-1]
+    assert text in stream.failures[-1]
+    assert entries(log) == stream.values[:40]
+    stream.options["onBatchGap"] = "accept"
+    assert stream.run()
+    assert entries(log) == [*stream.values[:40], *stream.values[120:]]
+    assert_clean(store, log)
 
 
 FAULTS = [

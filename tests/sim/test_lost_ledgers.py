@@ -22,6 +22,7 @@ from bookies.storage.engine import opening
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
 from bookies.storage.engine.rebuild import AGAIN_S
 from bookies.storage.entry_log.entry_log_format import MAP_FIELDS_OFFSET
+from bookies.storage.gc.deleted_ledgers import REMEMBERED_MS
 from bookies.storage.identity import Cookie
 from bookies.storage.index import catalog_format
 from bookies.storage.journal import journal_format, journal_trailer
@@ -55,14 +56,18 @@ async def check_entries(store: LedgerStore, body: Body, entries: range = range(1
         assert await store.read(LOST, entry) == body(LOST, entry, size=500)
 
 
+def lose_index_file(made: Any) -> None:
+    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
+    made.disk.unlink(path)
+    made.disk.sync_directory(posixpath.dirname(path))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_that_could_not_be_opened_once_is_not_compacted_away(small: Any, body: Body, kind: str) -> None:
     """Its entries are missing from the rebuilt index, so the ledger is in limbo. A later attempt finds them."""
     made, records = small(compaction=kind), FakeRecords.of(LOST, 6)
     assert made.live(lambda store, promises: fill(store, promises, body, 6))
-    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
-    made.disk.unlink(path)
-    made.disk.sync_directory(posixpath.dirname(path))
+    lose_index_file(made)
 
     async def compact_in_limbo(store: LedgerStore, promises: Any) -> None:
         made.disk.fail("open", "/1.log", lambda: OSError(errno.EMFILE, "Too many open files"))
@@ -90,13 +95,110 @@ def test_a_log_that_could_not_be_opened_once_is_not_compacted_away(small: Any, b
     assert made.live(lambda store, promises: check_entries(store, body))
 
 
+async def check_that_some_are_unknown(store: LedgerStore, body: Body) -> None:
+    await check_entries(store, body, range(2))
+    for entry in (2, 3):
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, entry)
+
+
+@pytest.mark.parametrize("way", [None, NOTHING_SURVIVES, PROCESS_DIES])
+def test_a_log_that_could_not_be_read_until_a_restart_is_read_by_the_next_life(
+    small: Any, body: Body, way: Any
+) -> None:
+    made = small(str(way))
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    lose_index_file(made)
+    errors = made.disk.fail("open", "/1.log", lambda: OSError(errno.EIO, "Input/output error"), count=1 << 40)
+
+    async def unread(store: LedgerStore, promises: Any) -> None:
+        await store.repair()
+        await store.checkpoint()
+        await check_that_some_are_unknown(store, body)
+
+    async def later(store: LedgerStore, promises: Any) -> None:
+        await store._open().rebuilder.wait_idle()
+        await check_entries(store, body)
+        assert LOST in store.limbo
+
+    for _ in range(2):  # and the second life is like the first
+        assert made.live(unread, stops=way is None)
+        if way is not None:
+            made.crash(way)
+    made.disk.faults.remove(errors)
+    assert made.live(later)
+
+
+def test_a_log_that_could_not_be_read_for_half_a_day_is_read_then_and_the_others_are_not_read_for_it(
+    small: Any, body: Body
+) -> None:
+    made = small()
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    lose_index_file(made)
+    errors = made.disk.fail("pread", "/1.log", lambda: OSError(errno.EIO, "Input/output error"), count=1 << 40)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await store.repair()
+        count = store._open().rebuilder.count
+        await asyncio.sleep(12 * 3600)
+        assert store._open().rebuilder.count == count
+        await check_that_some_are_unknown(store, body)
+        made.disk.faults.remove(errors)
+        await asyncio.sleep(AGAIN_S * 200)
+        await store._open().rebuilder.wait_idle()
+        assert store._open().rebuilder.count == count + 1
+        await check_entries(store, body)
+
+    assert made.live(script)
+
+
+def test_a_rebuild_that_an_error_has_ended_is_repeated(small: Any, body: Body) -> None:
+    made = small()
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    lose_index_file(made)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        made.disk.fail("read_bytes|open", "lastId", lambda: OSError(errno.EMFILE, "Too many open files"))
+        await store.repair()
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 0)
+        await asyncio.sleep(AGAIN_S + 1)
+        await store._open().rebuilder.wait_idle()
+        await check_entries(store, body)
+        assert not (await store.header(LOST)).is_uncertain
+
+    assert made.live(script)
+
+
+def test_what_was_fetched_in_place_of_an_unreadable_log_ends_the_doubts(small: Any, body: Body) -> None:
+    made = small()
+    assert made.live(lambda store, promises: fill(store, promises, body, 6))
+    lose_index_file(made)
+    made.disk.fail("open", "/1.log", lambda: OSError(errno.EIO, "Input/output error"), count=1 << 40)
+
+    async def fetch(store: LedgerStore, promises: Any) -> None:
+        await store.repair()
+        assert await store.held_entries(LOST) == [range(2), range(4, 12)]
+        entries = {entry: body(LOST, entry, size=500) for entry in (2, 3)}
+        await promises.add(store, LOST, entries, is_recovery=True)
+        await store.end_limbo(dict(store.limbo.doubts))
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store._open().rebuilder.wait_idle()
+        assert not (await store.header(LOST)).is_uncertain
+        assert await store.list_entries(LOST) == [range(12)]
+        assert store._open().rebuilder.count == 0
+        await check_entries(store, body)
+
+    assert made.live(fetch)
+    assert made.live(check)
+
+
 def test_a_log_without_a_map_is_not_empty_because_a_rebuild_has_missed_it(small: Any, body: Body) -> None:
     """Nothing else lives in it, and the ledger's entries in it have no slot."""
     made, records = small(), FakeRecords.of(LOST)
     assert made.live(lambda store, promises: fill(store, promises, body, 6))
-    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
-    made.disk.unlink(path)
-    made.disk.sync_directory(posixpath.dirname(path))
+    lose_index_file(made)
     log = "/ledgers0/current/1.log"
     data = made.disk.read_bytes(log)
     made.disk.put(log, data[:MAP_FIELDS_OFFSET] + bytes(12) + data[MAP_FIELDS_OFFSET + 12 :])
@@ -282,27 +384,42 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
 
 
 class Fencing(FakeRecords):
-    """Every read of a record meets a client that fences the ledger. `answers`: what it was told."""
+    """Every read of a record, or the first of them, meets a client that fences the ledger. `answers`: what it was told.
+
+    `on_second`: called at the second read.
+    """
 
     store: LedgerStore | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, fences_once: bool = False) -> None:
         super().__init__()
         self.answers: list[str] = []
+        self.fences_once = fences_once
+        self.on_second: Callable[[], object] = lambda: None
 
     async def fence(self) -> None:
         assert self.store is not None
         answer: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         try:
-            self.store.fence(LOST, KEY, answer.set_result)
+            # The life may end, and cancel this, while the fence is under way.
+            self.store.fence(LOST, KEY, lambda error: answer.done() or answer.set_result(error))
         except BookKeeperError as error:
             answer.set_result(error)
         self.answers.append(type(await answer).__name__)
 
     async def read_ledger(self, ledger_id: int) -> Record:
         if ledger_id == LOST and self.store is not None:
-            await self.fence()
+            if self.reads.count(LOST) == 1:
+                self.on_second()
+            if not (self.fences_once and self.answers):
+                await self.fence()
         return await super().read_ledger(ledger_id)
+
+    async def fence_on(self) -> None:
+        """Fence the ledger until that is acknowledged."""
+        while self.answers[-1:] != ["NoneType"]:
+            await self.fence()
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("loss", [None, NOTHING_SURVIVES, PROCESS_DIES])
@@ -310,39 +427,115 @@ def test_a_fence_makes_no_new_ledger_of_one_whose_record_comes_back(small: Any, 
     """The entry logs still have a deleted ledger. A client fences it before, during and after its return."""
     made, records = small(str(loss)), Fencing()
 
-    async def fence_on() -> None:
-        while records.answers[-1:] != ["NoneType"]:
-            await records.fence()
-            await asyncio.sleep(0.001)
-
     async def restore(store: LedgerStore, promises: Any) -> None:
         await fill(store, promises, body, 6)
         await delete_now(store)
         records.ledgers.update(FakeRecords.of(*ALL).ledgers)
         records.store = store
         store.collect(records, BOOKIE)
-        fencing = asyncio.ensure_future(fence_on())
+        fencing = asyncio.ensure_future(records.fence_on())
         await collect(store)
         await fencing
-        assert {*records.answers} >= {"LedgerUnknownToBookie", "NoneType"}
-
-    async def check(store: LedgerStore, promises: Any) -> None:
-        await store._open().rebuilder.wait_idle()
-        assert LOST in store.limbo
-        await check_entries(store, body)
-        with pytest.raises(DataUnknown):
-            await store.read(LOST, 12)
+        assert {*records.answers} == {"DataUnknown", "NoneType"}
 
     assert made.live(restore, stops=loss is None)
     if loss is not None:
         made.crash(loss)
-    assert made.live(check)
+    assert made.live(partial(check_limbo, body))
 
 
-async def delete_now(store: LedgerStore) -> None:
+async def check_limbo(body: Body, store: LedgerStore, promises: Any) -> None:
+    """The ledger has what the logs have, and denies nothing."""
+    await store._open().rebuilder.wait_idle()
+    assert LOST in store.limbo
+    await check_entries(store, body)
+    with pytest.raises(DataUnknown):
+        await store.read(LOST, 12)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_fence_makes_no_new_ledger_of_one_that_the_index_has_lost(small: Any, body: Body, is_early: bool) -> None:
+    """`is_early`: a client fences it while its record is read for the first time; or else as soon as it can after the
+    second one. In both cases the bookie dies soon after."""
+    made, records = small(is_early), Fencing(fences_once=is_early)
+    records.ledgers.update(FakeRecords.of(*ALL).ledgers)
+    lose_index(made, body)
+
+    async def find(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        if is_early:
+            records.store = store
+            await collect(store)
+            assert records.answers == ["NoneType"]
+            return
+        records.fences_once, records.answers, records.store = True, [""], store
+        is_due = asyncio.Event()
+        records.on_second = is_due.set
+        collecting = asyncio.ensure_future(collect(store))
+        await is_due.wait()
+        await records.fence_on()
+        collecting.cancel()
+
+    assert made.live(find, stops=False)
+    made.crash(PROCESS_DIES)
+    assert made.live(partial(check_limbo, body))
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_deletion_is_remembered_while_the_logs_have_entries(small: Any, body: Body, is_damaged: bool) -> None:
+    """Later than after seven days its record comes back, and a client fences it. `is_damaged`: a log is set aside."""
+    made, records = small(is_damaged), Fencing()
+
+    async def restore(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store, age_ms=REMEMBERED_MS + 1)
+        records.ledgers.update(FakeRecords.of(*ALL).ledgers)
+        records.delete(LOST)
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert store._open().removals.is_deleted(LOST)
+        if is_damaged:
+            assert store.collector is not None
+            store.collector.put_aside(0, "damage")
+            await compact(store)
+            await collect(store)
+            assert [*logs_of(made)].count("0.log")
+            assert store._open().removals.is_deleted(LOST)
+        else:
+            records.ledgers.update(FakeRecords.of(LOST).ledgers)
+            records.store = store
+            await records.fence_on()
+            assert {*records.answers} == {"DataUnknown", "NoneType"}
+            await check_limbo(body, store, promises)
+
+    assert made.live(restore)
+
+
+def test_a_deletion_is_forgotten_when_the_logs_have_nothing_of_the_ledger(small: Any, body: Body) -> None:
+    made, records = small(), FakeRecords.of(6)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        await delete_now(store, age_ms=REMEMBERED_MS + 1)
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await store.collector.collect(is_forced=True, is_awaited=True)
+        assert store._open().removals.is_deleted(LOST)
+        await compact(store)
+        await promises.add(store, 6, {20: body(6, 20)})
+        await store.checkpoint()
+        await collect(store)
+        assert store._open().removals.get(LOST) is None
+        assert LOST in store.former_ledgers
+        assert store._open().removals.is_deleted(1)
+
+    assert made.live(script)
+
+
+async def delete_now(store: LedgerStore, age_ms: int = 0) -> None:
     removals, now_ms = store._open().removals, store._open().runtime.clock.wall_ms()
-    await removals.quarantine([LOST], QuarantineState.QUARANTINED, now_ms)
-    assert await removals.delete([LOST], now_ms) == [LOST]
+    await removals.quarantine([LOST], QuarantineState.QUARANTINED, now_ms - age_ms)
+    assert await removals.delete([LOST], now_ms - age_ms) == [LOST]
 
 
 def return_elsewhere(made: Any, body: Body, *, is_flushed: bool) -> None:
@@ -380,7 +573,7 @@ def test_a_deleted_ledger_that_was_stored_again_elsewhere_is_kept(small: Any, bo
         records.unreadable.add(LOST)
         await compact(store)
         await compact(store)
-        with pytest.raises(LedgerFenced):
+        with pytest.raises(DataUnknown):
             await promises.add(store, LOST, {30: body(LOST, 30, size=500)})
 
     async def decided(store: LedgerStore, promises: Any) -> None:

@@ -44,7 +44,7 @@ from bookies.errors import (
 from bookies.metadata.zookeeper.zookeeper_port import Acl, Create, NodeMissing, Operation, Refusal, SetData
 from bookies.model import LedgerMetadata
 from bookies.protocol.log.log_model import Written
-from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS, Origin, Transaction
+from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS, Origin, Transaction, check_gap
 
 ENTRY_SIZE = 64 << 10  # bytes of records that share an entry
 LABELS = ("log", "app", "version", "query", "created", "expires")  # the times in ms since 1970
@@ -79,7 +79,10 @@ def parse_mark(data: bytes) -> Mark:
 
 
 def is_committed(mark: Mark | None, txn: Transaction, log: str) -> bool:
-    """Report whether a mark shows that a batch was committed. Raises `TransactionRefused` for another query's mark."""
+    """Report whether a mark shows that a batch was committed.
+
+    Raises `TransactionRefused` for another query's mark, and for one that is not of the batch before.
+    """
     if mark is None:
         return False
     if mark.query != txn.query:
@@ -88,6 +91,7 @@ def is_committed(mark: Mark | None, txn: Transaction, log: str) -> bool:
             f"{mark.query or '(batch)'}; this is query {txn.query or '(batch)'}, which restarts the count. Go on with "
             "the old checkpoint, or choose another txnAppId"
         )
+    check_gap(log, txn, mark.version)
     return mark.version >= txn.version
 
 

@@ -35,8 +35,9 @@ from bookies.storage.engine.store_writes import StoreWrites
 from bookies.storage.gc import CollectionLoop
 from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.identity import former_ledgers_format
-from bookies.storage.index.index_format import STATE_LIMBO, IndexHeader
+from bookies.storage.index.index_format import STATE_LIMBO, STATE_REBUILDING, IndexHeader
 from bookies.storage.index.limbo import Limbo
+from bookies.storage.index.rebuild_states import RebuildEvent, RebuildState
 from bookies.storage.index.slot_scans import runs_in_logs
 from bookies.storage.index.slots import merged
 from bookies.storage.offline.offline_bookie import kept_page_size
@@ -419,7 +420,11 @@ class LedgerStore(StoreWrites, StoreReads):
             with contextlib.suppress(LedgerUnknownToBookie):  # deleted meanwhile
                 ledger = await parts.index.load(ledger_id)
                 if self.limbo.doubts.get(ledger_id, 0) == count:
-                    parts.index.set_header(ledger, ledger.header.without_state(STATE_LIMBO))
+                    header = ledger.header.without_state(STATE_LIMBO)
+                    if ledger.rebuild is RebuildState.PARTIAL:  # no entry is missing that only unread logs have
+                        ledger.take(RebuildEvent.READ)
+                        header = header.without_state(STATE_REBUILDING)
+                    parts.index.set_header(ledger, header)
         await parts.checkpointer.checkpoint()
 
     async def repair(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.distributedlog import Place, in_namespace
 
 from bookies.distributedlog.batches import ENTRY_SIZE, SKEW_MS, Batches, Mark, PartWriter, Quorums, parse_mark
@@ -149,6 +150,19 @@ def test_another_query_of_the_application_is_refused() -> None:
         other = await job_of(place, query="q2")
         with pytest.raises(TransactionRefused, match=r"committed version 3 .* as query q1; this is query q2"):
             await other.commit(await other.write(0, [b"b"]))
+
+    in_namespace(act)
+
+
+def test_a_gap_in_the_numbers_of_a_query_is_refused() -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place, query="q1")
+        await job.commit(await job.write(3, [b"a"]))
+        later = replace(await job.write(5, [b"b"]), is_consecutive=True)
+        with pytest.raises(TransactionRefused, match=r"commits batch 5 to log orders, whose last one is batch 3"):
+            await job.commit(later)
+        assert await payloads(place) == [b"a"]
+        assert await job.commit(replace(await job.write(4, [b"c"]), is_consecutive=True))
 
     in_namespace(act)
 

@@ -1,9 +1,10 @@
 """Reads of an offloaded ledger from its Parquet files, in the same batches that bookies would have sent.
 
 The directory of a copy holds `part-....parquet` files, ordered by entry id, with the columns of `SCHEMA`, and
-`_index.json`, which lists the contents of each row group. The columns are the entry's header, so each entry is rebuilt
-as it was on the bookies and checked with its CRC-32C: a damaged file delivers no entry. Any program that reads Parquet
-can read the directory as a table.
+`_index-....json`, which lists the contents of each row group. Its name has the CRC-32C that the ledger's record has, so
+the record names exactly the files of one attempt. Copies of earlier versions have `_index.json`. The columns are the
+entry's header, so each entry is rebuilt as it was on the bookies and checked with its CRC-32C: a damaged file delivers
+no entry. Any program that reads Parquet can read the directory as a table.
 
 The calls of `OffloadedFiles` block; `OffloadedFetch` makes them through a worker. Needs pyarrow. Source: spark 5.3.
 """
@@ -27,7 +28,7 @@ from bookies.protocol.ledger.offload import Content, Offload, offload_of
 if TYPE_CHECKING:
     from bookies.runtime.ports import Worker
 
-INDEX = "_index.json"
+INDEX = "_index.json"  # of earlier versions
 COLUMNS = ("entry_id", "length", "lac", "crc32c", "value")
 _head = struct.Struct(">Iqqqqi").pack  # of a record with a CRC-32C digest
 _plain_head = struct.Struct(">Iqqqq").pack  # of one without a digest
@@ -58,6 +59,11 @@ class Group(Struct, frozen=True):
     last: int
     below: int
     above: int
+
+
+def index_name(crc: int) -> str:
+    """Return the name of the index file with this CRC-32C."""
+    return f"_index-{crc:08x}.json"
 
 
 class Index(Struct, frozen=True):
@@ -108,10 +114,12 @@ class OffloadedFiles:
     def index(self) -> Index:
         """Read the index, once."""
         if self._index is None:
-            path = f"{self._path}/{INDEX}"
+            path = f"{self._path}/{index_name(self.copy.index)}"
             try:
-                with self._system.open_input_file(path) as file:
-                    data = file.read()
+                try:
+                    data = self._content_of(path)
+                except FileNotFoundError:
+                    data = self._content_of(f"{self._path}/{INDEX}")
                 if crc32c(data) != self.copy.index:
                     raise ValueError("its CRC is not the one in the ledger's record")
                 self._index = parse_index(data)
@@ -119,12 +127,16 @@ class OffloadedFiles:
                 raise self._damaged(path, error) from error
         return self._index
 
+    def _content_of(self, path: str) -> bytes:
+        with self._system.open_input_file(path) as file:
+            return bytes(file.read())
+
     def group_at(self, entry_id: int) -> Group:
         """Return the row group that holds an entry."""
         for group in self.index().groups:
             if group.first <= entry_id <= group.last:
                 return group
-        raise self._damaged(f"{self._path}/{INDEX}", ValueError(f"no row group holds entry {entry_id}"))
+        raise self._damaged(self._path, ValueError(f"no row group holds entry {entry_id}"))
 
     def read(self, group: Group) -> EntryBatch:
         """Return the entries of a row group, verified."""

@@ -58,6 +58,7 @@ class Transaction(Struct, frozen=True):
     tokens: log -> its token when the ledgers were written, so that no later log of that name gets them.
     is_kept: record it in `txns`; otherwise only its ledgers show that it was committed, and `app` must be unique.
     is_replacing: the logs hold no other ledgers afterwards.
+    is_consecutive: it follows the transaction below it; a log that knows its query and lacks that one has lost it.
     """
 
     app: str
@@ -67,6 +68,7 @@ class Transaction(Struct, frozen=True):
     tokens: Mapping[str, str]
     is_kept: bool = True
     is_replacing: bool = False
+    is_consecutive: bool = False
 
     @property
     def name(self) -> str:
@@ -100,8 +102,8 @@ def decide(
 ) -> Committed | OpenTail | Swap:
     """Decide a committer's next step. `manifests`: lists of the transaction's logs. `ends`: of ledgers that were ended.
 
-    Raises `TransactionRefused` (the application's last transaction is another query's; or some logs have it, and others
-    lost it with their source), `LogNotFound`, `LogFenced` (appends to the log are disallowed).
+    Raises `TransactionRefused` (the application's last transaction is another query's, or not the one below; or some
+    logs have it, and others lost it with their source), `LogNotFound`, `LogFenced` (appends to the log are disallowed).
     """
     for log, manifest in manifests.items():
         if manifest.is_deleting:
@@ -116,12 +118,15 @@ def decide(
         return Committed({log: unlisted(manifest, txn.ledgers[log]) for log, manifest in manifests.items()})
     for log, manifest in manifests.items():
         check_held(manifest)
-        if txn.is_kept and (last := _last_of(manifest, txn.app)) is not None and last[0] != txn.query:
-            raise TransactionRefused(
-                f"application {txn.app!r} committed version {last[1]} to log {log} as query {last[0] or '(batch)'}; "
-                f"this is query {txn.query or '(batch)'}, which restarts the count. Go on with the old checkpoint, or "
-                "choose another txnAppId: then all rows of this query are appended, also those that the old one wrote"
-            )
+        if txn.is_kept and (last := _last_of(manifest, txn.app)) is not None:
+            if last[0] != txn.query:
+                raise TransactionRefused(
+                    f"application {txn.app!r} committed version {last[1]} to log {log} as query "
+                    f"{last[0] or '(batch)'}; this is query {txn.query or '(batch)'}, which restarts the count. Go on "
+                    "with the old checkpoint, or choose another txnAppId: then all rows of this query are appended, "
+                    "also those that the old one wrote"
+                )
+            check_gap(log, txn, last[1])
     opened = {
         log: left
         for log, manifest in manifests.items()
@@ -130,6 +135,21 @@ def decide(
     if opened:
         return OpenTail(opened)
     return Swap({log: _swapped(manifest, txn, log, ends, now_ms) for log, manifest in manifests.items()})
+
+
+def check_gap(log: str, txn: Transaction, last: int) -> None:
+    """Raise `TransactionRefused` if the log lacks the transaction before this one. `last`: the query's last one there.
+
+    The log may be a mirror that lacks its source's last transactions, or be restored from a backup. The query goes on
+    where the source was, so the rows in between would be missing for good.
+    """
+    if txn.is_consecutive and last + 1 < txn.version:
+        lost = f"batch {last + 1}" if last + 2 == txn.version else f"batches {last + 1} to {txn.version - 1}"
+        raise TransactionRefused(
+            f"query {txn.query} (application {txn.app!r}) commits batch {txn.version} to log {log}, whose last one is "
+            f"batch {last}: the log lacks {lost}, perhaps because it was moved or restored. Append their rows first, "
+            "as a batch write, or accept that they are missing; then start the query once with onBatchGap=accept"
+        )
 
 
 def _swapped(manifest: Manifest, txn: Transaction, log: str, ends: Mapping[int, LedgerEnd], now_ms: int) -> Manifest:

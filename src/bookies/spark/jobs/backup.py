@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
-from bookies.client.read.offloaded import INDEX
+from bookies.client.read.offloaded import index_name
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, ReadFailed
 from bookies.metadata.dump_format import dump_lines
 from bookies.metadata.transfer import Damaged, NamedRecord, counted_names
@@ -295,7 +295,7 @@ class BackUpLedger(Struct, frozen=True):
                 "its entries or bytes differ from its record: scrub the ledger", ledger_id=record.ledger_id
             )
         crc = await files.run(tier.write_index, directory, index)
-        named = (*((part.file, part.size) for part in parts), (INDEX, len(index.pack())))
+        named = (*((part.file, part.size) for part in parts), (index_name(crc), len(index.pack())))
         counts = content.rows, content.size, content.crc
         copy = LedgerCopy(record.ledger_id, attempt, *counts, crc, common.now_ms(), record.ctime_ms, named)
         await files.run(backup_files.name_copy, self.root, record, copy)

@@ -3,13 +3,14 @@
 1. A task writes each part of a ledger, reads it back, and compares it with what it read from the ledger.
 2. When all parts of a ledger are done, their counts, bytes and CRCs must add up to the ledger's own. Then its index is
    written, the existence of every file is checked once more, and the ledger's record gets the label that names the
-   copy, by compare-and-swap.
+   copy, by compare-and-swap. Only then files of other attempts at it are deleted.
 3. With `delete_after`: copies of that age are read again completely. Then the record gets a second label, which lets
    the bookies delete the entries. From then on readers use the files.
 4. Directories of this job that no record names, and that were not written to for `sweep_after`, are deleted.
 
 A run that stops leaves each ledger unchanged or offloaded; repeated, it continues. Two concurrent runs make two copies,
-and the record names the first; the other one is swept. Source: spark 5.3.
+and the record names the first; the other one is swept. With the same run id both write to one directory, without
+replacing each other's files (`write/tier.py`). Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.client.read.offloaded import OffloadedFiles
-from bookies.errors import InvalidArgument, LedgerNotFound, VersionConflict
+from bookies.errors import InvalidArgument, LedgerNotFound, ReadFailed, VersionConflict
 from bookies.kernels import crc32c
 from bookies.protocol.ledger.offload import (
     PARQUET,
@@ -202,6 +203,8 @@ class CommitCopy(Struct, frozen=True):
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
         existing = offload_of(record)
         if existing is not None:  # By this run before it was interrupted, or by another run.
+            if existing.attempt == attempt:
+                await runtime.worker().files().run(_tidy, record)
             return Outcome(
                 common.DONE if existing.attempt == attempt else ALREADY, {"uri": existing.uri, **_counts(existing)}
             )
@@ -217,9 +220,11 @@ class CommitCopy(Struct, frozen=True):
             )
         copy = Offload(attempt, directory, PARQUET, content.rows, content.size, content.crc, crc, common.now_ms())
         try:
-            await tools.administration.change_record(ledger_id, lambda record: offloaded(record, copy))
+            # Another driver with this run id may be first: then the record names its index, and so its files.
+            record = await tools.administration.change_record(ledger_id, lambda record: offloaded(record, copy))
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
+        await files.run(_tidy, record)
         return Outcome(common.DONE, {"uri": directory, **_counts(copy), "files": len(parts)})
 
 
@@ -235,6 +240,7 @@ class Forget(Struct, frozen=True):
         try:
             record = await tools.client.metadata(arguments["ledger"])
             copied = await runtime.worker().files().run(_checked, record)
+            await runtime.worker().files().run(_tidy, record)
             await tools.administration.change_record(
                 record.ledger_id, lambda record: given_up(record, copied.attempt, common.now_ms())
             )
@@ -255,6 +261,15 @@ def _checked(record: LedgerMetadata) -> Offload:
             "the copy's entries or bytes differ from the ledger's: offload it again", ledger_id=record.ledger_id
         )
     return files.copy
+
+
+def _tidy(record: LedgerMetadata) -> None:
+    """Delete what other attempts have left beside a committed copy. Best effort; blocks."""
+    from bookies.spark.write import tier
+
+    files = OffloadedFiles(record)
+    with contextlib.suppress(ReadFailed, OSError):
+        tier.delete_others(files.copy.uri, files.index(), files.copy.index)
 
 
 # -- on the driver ---------------------------------------------------------------------------------------------------

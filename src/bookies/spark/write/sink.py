@@ -82,6 +82,7 @@ def transaction_of(
     *,
     is_kept: bool,
     is_replacing: bool,
+    is_consecutive: bool = False,
 ) -> Transaction:
     """Return the transaction of all shares, in the order of partitions. `log`: included even without rows."""
     from bookies.protocol.log.transaction import Transaction
@@ -95,8 +96,9 @@ def transaction_of(
         for share in message.shares:
             ledgers[share.log] = (*ledgers.get(share.log, ()), *share.written)
             tokens[share.log] = share.token
-    app, version, query = identity
-    return Transaction(app, version, query, ledgers, tokens, is_kept=is_kept, is_replacing=is_replacing)
+    return Transaction(
+        *identity, ledgers, tokens, is_kept=is_kept, is_replacing=is_replacing, is_consecutive=is_consecutive
+    )
 
 
 # -- the driver's part -----------------------------------------------------------------------------------------------
@@ -265,10 +267,13 @@ class StreamWriter(getattr(datasource, "DataSourceStreamArrowWriter", object)): 
             return
         identity = (known[0].app, batch, known[0].query)
         log = self._settings.log
-        act(
-            self._settings,
-            transaction_of(identity, known, log, is_kept=True, is_replacing=self._is_replacing),
+        # Spark commits every number, also of a batch without rows. A log of column `log` gets those with rows for it.
+        # Output that replaces all that was there misses nothing.
+        is_compared = log is not None and not self._is_replacing and self._settings.on_batch_gap == "fail"
+        txn = transaction_of(
+            identity, known, log, is_kept=True, is_replacing=self._is_replacing, is_consecutive=is_compared
         )
+        act(self._settings, txn)
 
 
 def _planned(settings: Settings, *, is_replacing: bool) -> Settings:

@@ -1,11 +1,13 @@
 """Parquet files of offloaded ledgers: writes them, reads them back, and finds leftovers of lost attempts.
 
-    TO/CLUSTER/ledger-ID/ATTEMPT/part-FIRST.parquet     entries from FIRST on
-    TO/CLUSTER/ledger-ID/ATTEMPT/_index.json            what each row group holds
+    TO/CLUSTER/ledger-ID/ATTEMPT/part-FIRST-WRITER.parquet  entries from FIRST on
+    TO/CLUSTER/ledger-ID/ATTEMPT/_index-CRC.json            what each row group holds
 
-A part is written under a temporary name, which readers ignore, and renamed when it is complete. Its name and its rows
-depend only on the ledger; its row groups do not, so a task must not run again after the commit. A directory counts only
-if the ledger's record names it; otherwise it is a lost attempt. Backups have the same layout, perhaps in the same
+A part is written under a temporary name, which readers ignore, and renamed when it is complete. Tasks that write the
+same part, perhaps of another driver with the same run id, give it different names (WRITER), and indexes with different
+content have different names too. So no task replaces a file of a copy that was committed meanwhile. A directory counts
+only if the ledger's record names it, and of its files those that the index with the record's CRC names; otherwise it is
+a lost attempt. Backups have the same layout, perhaps in the same
 place. The digits at the end of ATTEMPT tell whose it is, so neither job deletes the other's files. All calls block.
 Source: spark 5.3.
 """
@@ -25,7 +27,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct, to_builtins
 
 from bookies.client.base import EntryBatch
-from bookies.client.read.offloaded import INDEX, Group, Index, content_of, entries_of
+from bookies.client.read.offloaded import INDEX, Group, Index, content_of, entries_of, index_name
 from bookies.errors import ReadFailed
 from bookies.kernels import crc32c, digest
 from bookies.model import ENTRY_HEADER_SIZE, DigestType
@@ -144,6 +146,7 @@ class PartsWriter:
         self._file: NewFile | None = None
         self._groups: list[Group] = []
         self._content = Content()
+        self._writer = uuid.uuid4().hex[:8]
         self._waiting: list[EntryBatch] = []
         self._size = 0  # approximate payload bytes of the waiting batches
         self.parts: list[Part] = []
@@ -163,7 +166,7 @@ class PartsWriter:
             self._end_file(self._file)
         first, last = self._waiting[0].first_entry_id, self._waiting[-1].last_entry_id
         if self._file is None:
-            self._file = NewFile(self._system, self._path, f"part-{first:012d}.parquet")
+            self._file = NewFile(self._system, self._path, f"part-{first:012d}-{self._writer}.parquet")
         content = Content()
         for batch in self._waiting:
             content = content.joined(content_of(batch))
@@ -235,16 +238,32 @@ def index_of(ledger_id: int, attempt: str, parts: Sequence[Part]) -> tuple[Index
 
 
 def write_index(directory: str, index: Index) -> int:
-    """Write the index, delete files outside the copy, and return the index's CRC-32C. Raises OSError."""
+    """Write the index, and return its CRC-32C. Raises OSError."""
     system, path = system_of(directory)
     system.create_dir(path, recursive=True)
-    named = {group.file for group in index.groups} | {INDEX}
+    data = index.pack()
+    crc = int(crc32c(data))
+    file = NewFile(system, path, index_name(crc))
+    try:
+        file.sink.write(data)
+        file.finish()
+    except BaseException:
+        file.discard()
+        raise
+    return crc
+
+
+def delete_others(directory: str, index: Index, crc: int) -> None:
+    """Delete the files that other attempts have left beside a committed copy. Raises OSError.
+
+    `index`, `crc`: as the ledger's record names it. Before the commit, the files of another attempt may be the ones
+    that are committed.
+    """
+    system, path = system_of(directory)
+    named = {group.file for group in index.groups} | {index_name(crc), INDEX}
     for info in system.get_file_info(pa.fs.FileSelector(path)):
         if info.base_name not in named and info.type is pa.fs.FileType.File:
             system.delete_file(info.path)
-    data = index.pack()
-    put(system, path, INDEX, data)
-    return int(crc32c(data))
 
 
 def put(system: Any, path: str, name: str, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bookies.client.base.keys import digest_type_of
 from bookies.distributedlog.formats.log_names import check_name
@@ -77,6 +77,13 @@ class EntryOptions:
         "onOpenTail",
         "if a leader is writing the log: `fail`, or `fence` to stop the leader",
         one_of("fail", "fence", expected="fail or fence"),
+        "fail",
+    )
+    on_batch_gap: Literal["fail", "accept"] = option(
+        "onBatchGap",
+        "streams: if the log lacks the query's batch before, because it was moved or restored: `fail`, or `accept` to "
+        "go on without the rows. Batches of a column `log` are not compared",
+        one_of("fail", "accept", expected="fail or accept"),
         "fail",
     )
     creates_log: bool = option("createLog", "creates the log if it does not exist", flag, "false")
@@ -189,6 +196,10 @@ def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> 
             check_log_name(values["log"])
     values["app"] = values.get("app") or None
     _check_identity(values["app"], values.get("version"), is_stream=is_stream)
+    if not is_stream and "onBatchGap" in proper:
+        raise InvalidArgument(
+            "option onBatchGap is for streams: the versions of batch writes may have gaps; leave it out"
+        )
     if payload is not None and values["log"] is None:
         raise InvalidArgument(f"valueFormat={value_format} writes one log: option log=NAME or save(NAME)")
     return Settings(**values, uri=uri, password=read_password(proper), columns=columns, payload=payload)

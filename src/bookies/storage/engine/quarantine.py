@@ -32,7 +32,6 @@ from bookies.errors import (
     DiskFull,
     InvalidArgument,
     LedgerFenced,
-    LedgerUnknownToBookie,
     StorageError,
 )
 from bookies.runtime.ports import Disk, Worker
@@ -110,7 +109,7 @@ class Quarantine:
         self.on_forget: Callable[[Sequence[int]], Awaitable[None]] | None = None
         self.observer = StorageObserver()
         self.files = QuarantineFiles(disk, directories)
-        self.found: dict[int, None] = {}  # deleted ledgers of which there is data or a record again
+        self.found: dict[int, None] = {}  # deleted or lost ledgers of which there is data or a record again
         self._index = index
         self._checkpointer = checkpointer
         self._cache = cache
@@ -123,7 +122,7 @@ class Quarantine:
         self._states = await worker.run(self.files.read)
         self._inherited = {*self.in_state(QuarantineState.DELETED)}
         for ledger_id in sorted(self._inherited.intersection(ledger_ids)):
-            self._find(ledger_id)
+            self._find(ledger_id, self._states[ledger_id].since_ms)
 
     def skips(self, ledger_id: int, *, is_own: bool) -> bool:
         """Report whether replay skips a record, because its ledger is deleted. `is_own`: this bookie wrote the record.
@@ -133,15 +132,14 @@ class Quarantine:
         if not self.is_deleted(ledger_id):
             return False
         if not is_own:
-            self._find(ledger_id)
+            self._find(ledger_id, self._states[ledger_id].since_ms)
         return is_own
 
-    def _find(self, ledger_id: int) -> None:
-        """Put a deleted ledger back into quarantine, since its deletion. Every start does so until it is decided."""
-        removal = self._states[ledger_id]
-        state = after(removal.state, QuarantineEvent.FOUND)
+    def _find(self, ledger_id: int, since_ms: int) -> None:
+        """Put a deleted or lost ledger into quarantine. Every start does so with a deleted one until it is decided."""
+        state = after(self._state_of(ledger_id), QuarantineEvent.FOUND)
         assert state is not None
-        self._states[ledger_id] = QuarantineRecord(state, removal.since_ms)
+        self._states[ledger_id] = QuarantineRecord(state, since_ms)
         self.found[ledger_id] = None
         self._inherited.discard(ledger_id)
 
@@ -184,34 +182,33 @@ class Quarantine:
     def check_add(self, ledger_id: int, entry_id: int, *, is_recovery: bool) -> None:
         """Refuse an add to a quarantined or deleted ledger.
 
-        Raises LedgerFenced; StorageError for a recovery add in quarantine, because the ledger may come back.
+        Raises LedgerFenced; StorageError for a recovery add, because the ledger may come back, and DataUnknown for
+        another one to a found ledger, because its writer may continue with another bookie.
         """
         removal = self._states.get(ledger_id)
         if removal is None or removal.state is QuarantineState.PINNED:
             return
-        self._notify_refused(ledger_id, removal)
-        if is_recovery and removal.is_quarantined:
-            # Refused for now: the recovery or the copying has to retry later.
-            raise StorageError("the ledger is in quarantine", ledger_id=ledger_id, entry_id=entry_id)
-        reason = "in quarantine" if removal.is_quarantined else "deleted"
-        raise LedgerFenced(f"the ledger is {reason}", ledger_id=ledger_id, entry_id=entry_id)
+        if (is_recovery or removal.is_quarantined) and self.on_refused is not None:
+            self.on_refused(ledger_id)
+        if is_recovery:
+            # Refused for now: the recovery or the copying, which has read the record, has to retry later.
+            raise StorageError(f"the ledger is {_name_of(removal)} here", ledger_id=ledger_id, entry_id=entry_id)
+        if ledger_id in self.found:
+            raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_id)
+        raise LedgerFenced(f"the ledger is {_name_of(removal)}", ledger_id=ledger_id, entry_id=entry_id)
 
     def check_note(self, ledger_id: int) -> None:
-        """Refuse a fence or explicit LAC: raises LedgerUnknownToBookie for a deleted ledger, DataUnknown in quarantine.
+        """Refuse a fence or explicit LAC of a quarantined or deleted ledger: raises DataUnknown.
 
-        "No such ledger" would be false for a quarantined ledger, and a recovery would draw conclusions from it.
+        Who fences a ledger has read its record, so it may be back. "No such ledger" would be false then, because the
+        bookie has acknowledged entries, and a recovery would draw conclusions from it.
         """
         removal = self._states.get(ledger_id)
         if removal is None or removal.state is QuarantineState.PINNED:
             return
-        self._notify_refused(ledger_id, removal)
-        if removal.is_quarantined:
-            raise DataUnknown("the ledger is in quarantine", ledger_id=ledger_id)
-        raise LedgerUnknownToBookie("the ledger is deleted", ledger_id=ledger_id)
-
-    def _notify_refused(self, ledger_id: int, removal: QuarantineRecord) -> None:
-        if removal.is_quarantined and self.on_refused is not None:
+        if self.on_refused is not None:
             self.on_refused(ledger_id)
+        raise DataUnknown(f"the ledger is {_name_of(removal)} here", ledger_id=ledger_id)
 
     # -- transitions ---------------------------------------------------------------------------------------------
     async def quarantine(self, ledger_ids: Iterable[int], state: QuarantineState, now_ms: int) -> None:
@@ -247,15 +244,16 @@ class Quarantine:
             for ledger_id in ledger_ids:
                 self.found.pop(ledger_id, None)
 
-    async def find(self, ledger_id: int) -> None:
-        """Put a deleted ledger back into quarantine. The caller has its index rebuilt; `lift` makes that durable.
+    async def find(self, ledger_id: int, now_ms: int) -> None:
+        """Put a deleted or lost ledger into quarantine. The caller has its index rebuilt; `lift` makes that durable.
 
-        On disk it stays deleted. Raises: StorageError, OSError.
+        On disk it counts as deleted until then: so it refuses what would create it anew, also after a crash. Raises:
+        StorageError, OSError.
         """
         async with self._lock:
             await self._finish()
-            if self._ready_for(QuarantineEvent.FOUND, [ledger_id]):
-                self._find(ledger_id)
+            if self._ready_for(QuarantineEvent.FOUND, [ledger_id]) and not self._index.is_known(ledger_id):
+                self._find(ledger_id, now_ms)
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> list[int]:
         """Delete the ledgers that are still in quarantine; return these. After a failure a later call completes it."""
@@ -344,3 +342,7 @@ class Quarantine:
                 self._states.pop(ledger_id, None)
             else:
                 self._states[ledger_id] = removal
+
+
+def _name_of(removal: QuarantineRecord) -> str:
+    return "in quarantine" if removal.is_quarantined else "deleted"

@@ -18,7 +18,7 @@ class QuarantineEvent(enum.Enum):
     RETURNED = "returned"  # the metadata names this bookie for it
     PIN = "pin"  # an operator brings it back
     DELETE = "delete"  # its time in quarantine is over
-    FOUND = "found"  # a start finds data of it, which another program may have stored; or its record is back
+    FOUND = "found"  # a start finds data of it, which another program may have stored; or its record wants it here
     FORGET = "forget"  # no journal that may be replayed contains it
 
 
@@ -36,6 +36,7 @@ TRANSITIONS: dict[tuple[QuarantineState | None, QuarantineEvent], QuarantineStat
     (_S.PINNED, _E.PIN): _S.PINNED,
     (_S.QUARANTINED, _E.DELETE): _S.DELETED,
     (_S.SURPLUS, _E.DELETE): _S.DELETED,
+    (None, _E.FOUND): _S.QUARANTINED,  # the index has lost it
     (_S.DELETED, _E.FOUND): _S.QUARANTINED,
     (_S.DELETED, _E.FORGET): None,
 }

@@ -5,8 +5,9 @@ checksum. Of several copies of an entry the last one counts, in the order of log
 has precedence.
 
 The content of an unreadable part of a log is unknown, so ledgers rebuilt then stay uncertain (limbo). If the log could
-not be read at all (too many open files, an I/O error), the rebuild is repeated while they are in limbo. Parts that a
-power failure has torn were not synced and do not count, because the journal had their entries (`torn_logs`).
+not be read at all (too many open files, an I/O error), their headers keep STATE_REBUILDING too, until they are whole or
+all logs were read. So the rebuild is repeated as soon as one of these logs can be read, and by every start. Parts that
+a power failure has torn were not synced and do not count, because the journal had their entries (`torn_logs`).
 
 Source: storage 3.5, 4.6, 10.2.
 """
@@ -14,6 +15,7 @@ Source: storage 3.5, 4.6, 10.2.
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
@@ -43,12 +45,12 @@ from bookies.storage.index.index_format import (
 )
 from bookies.storage.index.index_format import HEADER_SIZE as INDEX_HEADER_SIZE
 from bookies.storage.index.index_ledger import Ledger
-from bookies.storage.index.rebuild_states import RebuildEvent
+from bookies.storage.index.rebuild_states import RebuildEvent, RebuildState
 from bookies.storage.index.slots import pieces
 from bookies.storage.records import Batch, EndKind
+from bookies.storage.records.record_scan import CHUNK_SIZE
 
-AGAIN_S = 60.0  # before a log that could not be read is tried again; doubled each time
-PASSES_MAX = 8
+AGAIN_S, AGAIN_S_MAX = 60.0, 7680.0  # before logs that could not be read are tried again; doubled each time
 
 
 def ledgers_in_logs(disk: Disk, logs: LogDirectories) -> list[int]:
@@ -156,6 +158,14 @@ def _is_whole(first: bytes, size: int) -> bool:
     return header is None or header.map_offset < size
 
 
+class LogsRead(enum.Enum):
+    """The part that a pass has read of the logs that may have entries of a ledger."""
+
+    ALL = "all"  # so entries without a slot were never stored here
+    DAMAGED = "damaged"  # all that can be read; a later pass would find no more
+    SOME = "some"  # a log could not be read: a later pass may find more
+
+
 class Rebuilder:
     """Rebuilds index files. Owned by the loop's thread; has its own worker for reads.
 
@@ -180,7 +190,9 @@ class Rebuilder:
         self._events = Events("storage.rebuild", runtime.clock)
         self._is_busy = False
         self._ended = asyncio.Event()
-        self._unread: dict[int, int] = {}  # ledgers of which a log could not be read -> passes since
+        self._unread: dict[int, None] = {}  # ledgers of which a log could not be read
+        self._unreadable: list[str] = []  # logs and directories that the last pass could not read
+        self._again_s = AGAIN_S
         self.count = 0  # ledgers rebuilt
 
     async def wait_idle(self) -> None:
@@ -197,21 +209,63 @@ class Rebuilder:
             try:
                 await self._rebuild()
             except (OSError, BookKeeperError) as error:
-                # These ledgers stay uncertain; the next start retries.
+                # These ledgers stay uncertain; a later pass retries, and so does the next start.
+                self._unreadable = []  # so that a later pass does not wait for them
                 self._events.error("storage.rebuild_failed", error=error)
             finally:
                 self._is_busy = False
                 self._ended.set()
 
     async def _wait(self) -> None:
-        """Wait for a request, or until the next attempt at the logs that could not be read."""
-        self._unread = {number: count for number, count in self._unread.items() if number in self._index.catalog.limbo}
+        """Wait for a request, or until one of the logs that could not be read can be."""
+        wanted = self._index.rebuilds.wanted
+        while not wanted.is_set():
+            self._unread = {ledger_id: None for ledger_id in self._unread if self._lacks_logs(ledger_id)}
+            if not self._unread:
+                self._again_s = AGAIN_S
+            try:
+                async with asyncio.timeout(self._again_s if self._unread else None):
+                    await wanted.wait()
+            except TimeoutError:
+                self._again_s = min(2 * self._again_s, AGAIN_S_MAX)
+                # Only these are read before: a pass over all logs that finds nothing more would cost hours of reading.
+                if await self._can_read_more():
+                    for ledger_id in self._unread:
+                        self._index.rebuilds.want(ledger_id)
+
+    def _lacks_logs(self, ledger_id: int) -> bool:
+        """Report whether logs have to be read for a ledger. One that is not in memory is rebuilt when it is loaded."""
+        ledger = self._index.get(ledger_id)
+        return ledger is not None and ledger.rebuild in (RebuildState.DOUBTED, RebuildState.PARTIAL)
+
+    async def _can_read_more(self) -> bool:
+        """Report whether a log or directory can be read that could not be in the last pass."""
+        for path in self._unreadable:
+            pieces = self._read_again(path)
+            while (is_readable := await self._worker.run(next, pieces)) is None:
+                pass
+            if is_readable:
+                return True
+        return not self._unreadable
+
+    def _read_again(self, path: str) -> Iterator[bool | None]:
+        """Read a log, a piece at a time, or list a directory; yield at last whether that was possible."""
+        is_directory = path in self._logs.paths
         try:
-            async with asyncio.timeout(AGAIN_S * 2 ** min(self._unread.values()) if self._unread else None):
-                await self._index.rebuilds.wanted.wait()
-        except TimeoutError:
-            for ledger_id in self._unread:
-                self._index.rebuilds.want(ledger_id)
+            if is_directory:
+                self._disk.list(path)
+            else:
+                file = self._disk.open(path, "r")
+                try:
+                    for at in range(0, file.size(), CHUNK_SIZE):
+                        file.pread(CHUNK_SIZE, at)
+                        yield None
+                finally:
+                    file.close()
+        except OSError as error:
+            yield isinstance(error, FileNotFoundError) and not is_directory  # A log that is gone hides no entry.
+        else:
+            yield True
 
     async def _rebuild(self) -> None:
         wanted: dict[int, LedgerSlots] = {}
@@ -228,6 +282,7 @@ class Rebuilder:
         if not wanted:
             return
         self._events.info("storage.rebuild_begins", ledgers=len(wanted))
+        self._unread |= dict.fromkeys(wanted)  # until it is known better, also if an error ends the pass
         async with self.logs_lock:
             await self._rebuild_of(wanted)
 
@@ -239,8 +294,8 @@ class Rebuilder:
             path, known = self._index.places.last_known(ledger_id), self._index.catalog.ledgers.get(ledger_id)
             known = known.copy() if known is not None else None  # what the file should hold
             await self._worker.run(self._read_old, path, known, wanted[ledger_id])
-        for ledger_id in [number for number in wanted if wanted[number].is_whole and number not in self._unread]:
-            await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
+        for ledger_id in [number for number in wanted if wanted[number].is_whole]:
+            await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, LogsRead.ALL)
         if not wanted:
             return
         named = await self._worker.run(named_logs, wanted)
@@ -249,26 +304,24 @@ class Rebuilder:
         catalog = self._index.catalog
         catalog.note_torn({log_id: end for log_id, end in catalog.torn.items() if named.get(log_id, -1) < end})
         readable: set[int] = set()
-        logs, lacking = await self._worker.run(self._find_logs)
-        failed = set(lacking)  # spaces whose logs may be readable later
-        id_max = LOG_ID_MAX if lacking else await self._worker.run(greatest_log_id, self._disk, self._logs)
+        self._unreadable = []
+        logs, failed = await self._worker.run(self._find_logs)  # `failed`: spaces whose logs may be readable later
+        damaged: set[int] = set()
+        id_max = LOG_ID_MAX if failed else await self._worker.run(greatest_log_id, self._disk, self._logs)
         for log_id, path in logs.items():
             try:
-                is_whole = await self._read_log(log_id, path, wanted, is_named=log_id in named)
+                if await self._read_log(log_id, path, wanted, is_named=log_id in named):
+                    readable.add(log_id)
+                else:
+                    damaged.add(log_id % self._logs.count)
             except OSError as error:
                 self._events.error("storage.log_unreadable", path=path, error=error)
-                is_whole = False
+                self._unreadable.append(path)
                 failed.add(log_id % self._logs.count)
-            if is_whole:
-                readable.add(log_id)
-            else:
-                lacking.add(log_id % self._logs.count)
         for ledger_id, ledger_slots in wanted.items():
-            is_complete = self._logs.space_of(ledger_id) not in lacking
-            await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
-            passes = self._unread.pop(ledger_id, -1) + 1
-            if passes < PASSES_MAX and self._logs.space_of(ledger_id) in failed:
-                self._unread[ledger_id] = passes
+            space = self._logs.space_of(ledger_id)
+            read = LogsRead.SOME if space in failed else LogsRead.DAMAGED if space in damaged else LogsRead.ALL
+            await self._finish(ledger_id, ledger_slots, readable, id_max, read)
 
     def _find_logs(self) -> tuple[dict[int, str], set[int]]:
         """Return (entry logs by id, the spaces that could not be listed completely). Runs on the worker."""
@@ -279,6 +332,7 @@ class Rebuilder:
                 logs |= find_logs(self._disk, self._logs, [directory])
             except OSError as error:
                 self._events.error("storage.directory_unreadable", path=directory, error=error)
+                self._unreadable.append(directory)
                 lacking.add(number if self._logs.is_split else 0)
         return {log_id: logs[log_id] for log_id in sorted(logs)}, lacking
 
@@ -320,7 +374,7 @@ class Rebuilder:
         return piece
 
     async def _finish(
-        self, ledger_id: int, ledger_slots: LedgerSlots, readable: set[int], log_id_max: int, *, is_complete: bool
+        self, ledger_id: int, ledger_slots: LedgerSlots, readable: set[int], log_id_max: int, read: LogsRead
     ) -> None:
         """Write the index file of a ledger. Slots of changed pages count only if their log is unreadable."""
         doubted = {}
@@ -330,25 +384,28 @@ class Rebuilder:
                 doubted[entry_id] = location
         entries = doubted | ledger_slots.kept | ledger_slots.entries
         try:
-            count = await self._set_missing(ledger_id, entries, is_complete=is_complete)
+            count = await self._set_missing(ledger_id, entries, read)
         except LedgerUnknownToBookie:
             return  # deleted meanwhile
+        if read is not LogsRead.SOME:
+            self._unread.pop(ledger_id, None)
         self.count += 1
+        is_complete = read is LogsRead.ALL
         self._events.info("storage.index_rebuilt", ledger=ledger_id, entries=count, is_complete=is_complete)
 
-    async def _set_missing(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
+    async def _set_missing(self, ledger_id: int, entries: dict[int, int], read: LogsRead) -> int:
         """Set the slots (entry id to location) that are missing. Return how many.
 
-        `is_complete`: every log was read to its end, so entries still missing were never stored here. Otherwise the
-        ledger stays uncertain: for good or, while a directory has failed, until a start that finds it again.
+        `read`: unless it is `ALL`, the ledger stays uncertain: until it has been fetched or, while a directory has
+        failed, until a start that finds it again.
 
         Raises: OSError; LedgerUnknownToBookie.
         """
         ledger = await self._index.load(ledger_id)
         with ledger:
-            return await self._set_missing_of(ledger, entries, is_complete=is_complete)
+            return await self._set_missing_of(ledger, entries, read)
 
-    async def _set_missing_of(self, ledger: Ledger, entries: dict[int, int], *, is_complete: bool) -> int:
+    async def _set_missing_of(self, ledger: Ledger, entries: dict[int, int], read: LogsRead) -> int:
         index, ledger_id = self._index, ledger.ledger_id
         index.places.abandoned.pop(ledger_id, None)
         entry_ids = sorted(entries)
@@ -367,14 +424,22 @@ class Rebuilder:
             slots = b"".join(entries[entry_id].to_bytes(SLOT_SIZE, "big", signed=True) for entry_id in missing)
             await index.install(ledger_id, missing, slots)
             ledger.is_lac_known = False  # The last entry may be one of them.
-        if not is_complete and index.places.health.failed:
+        has_failed_directory = bool(index.places.health.failed)
+        if read is LogsRead.SOME or (read is LogsRead.DAMAGED and has_failed_directory):
+            was_doubted = ledger.lacks_entries
             ledger.take(RebuildEvent.PARTLY_READ)
+            if was_doubted:
+                # The header keeps STATE_REBUILDING, so that the next start reads the logs again.
+                index.catalog.limbo.doubt(ledger_id)
+                if not has_failed_directory:
+                    index.set_header(ledger, ledger.header.with_state(STATE_LIMBO | STATE_FENCED))
             return len(missing)
         ledger.take(RebuildEvent.READ)
         header = ledger.header.without_state(STATE_REBUILDING)
-        if not is_complete:
+        if read is LogsRead.DAMAGED:
             index.catalog.limbo.doubt(ledger_id)
-        index.set_header(ledger, header if is_complete else header.with_state(STATE_LIMBO | STATE_FENCED))
+            header = header.with_state(STATE_LIMBO | STATE_FENCED)
+        index.set_header(ledger, header)
         return len(missing)
 
     def close(self) -> None:

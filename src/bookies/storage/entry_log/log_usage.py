@@ -14,8 +14,9 @@ import posixpath
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
@@ -29,7 +30,8 @@ from bookies.storage.records.record_scan import ScanEnd
 class LogUsage(Struct):
     """Usage of one log. `ledger_ids`, ascending, and `sizes`, bytes of each, cover the ledgers that still exist.
 
-    `total`: bytes of all its records, including those that no slot names any more.
+    `total`: bytes of all its records, including those that no slot names any more. `dropped`: ids of the ledgers of
+    which it has bytes and that do not exist any more.
     """
 
     log_id: int
@@ -38,6 +40,7 @@ class LogUsage(Struct):
     ledger_ids: array[int]
     sizes: array[int]
     remaining: int = 0
+    dropped: array[int] = field(default_factory=partial(array, "q"))
 
     @classmethod
     def of(cls, log_id: int, path: str, sizes: Mapping[int, int], total: int = 0) -> LogUsage:
@@ -61,7 +64,8 @@ class LogUsage(Struct):
         """Drop ledgers that no longer exist."""
         kept = [index for index, ledger_id in enumerate(self.ledger_ids) if is_known(ledger_id)]
         if len(kept) < len(self.ledger_ids):
-            self.ledger_ids = array("q", [self.ledger_ids[index] for index in kept])
+            all_ids, self.ledger_ids = self.ledger_ids, array("q", [self.ledger_ids[index] for index in kept])
+            self.dropped.extend(sorted(set(all_ids).difference(self.ledger_ids)))
             self.sizes = array("q", [self.sizes[index] for index in kept])
             self.remaining = sum(self.sizes)
 

@@ -124,6 +124,8 @@ class CollectionLoop:
             await guard("active entry log", self._parts.checkpointer.roll_log(threshold))
         await guard("entry logs", self._logs.examine())
         is_counted = await guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
+        if is_counted:
+            await guard("old deletions", self._ledgers.forget_old(self._logs.may_hold))
         await guard("lost ledgers", self._ledgers.rebuild_lost(self._logs.unindexed))
         await guard("deletion", removing(self._logs.delete_empty))
         if is_recovered and is_counted and await self.compactions.run(re_encrypts=request.re_encrypts):

@@ -5,6 +5,7 @@ Invariants
 - F-31: delete a ledger only after an explicit "no such ledger" for its id. An error, a timeout or another cluster's
   store keeps the ledger.
 - A ledger is proven deleted twice: before its quarantine, and before its deletion.
+- A deletion is remembered while entry logs have the ledger (R-23), so a client cannot create it anew beside them.
 - A ledger whose record does not name this bookie refuses entries before its lock is taken, and is deleted under the
   lock. A repair that has copied it here either holds the lock until the record names this bookie, or has given up.
 
@@ -13,7 +14,7 @@ On the loop's thread. Source: storage 7.2, 7.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bookies.errors import BookKeeperError
@@ -26,7 +27,8 @@ from bookies.storage.engine.quarantine_format import QuarantineRecord, Quarantin
 from bookies.storage.gc.collection_policy import Comparison, is_implausible, is_surplus
 from bookies.storage.gc.ledger_records import LedgerRecords, RecordReader
 
-REMEMBERED_MS = 7 * 86_400_000  # for which the id of a deleted ledger is kept
+REMEMBERED_MS = 7 * 86_400_000  # for which the id of a deleted ledger is kept at least
+REMEMBERED_MAX = 100_000  # ids that are kept longer, because entry logs have the ledgers; bounds list and memory
 START_MS_MAX = 3_600_000  # minimum of a quarantine after a start, regardless of the wall clock
 BATCH = 1000  # ledgers deleted at once
 LOCKED_BATCH = 64  # ledgers locked and deleted at once
@@ -168,18 +170,25 @@ class LedgerCollection:
         """Rebuild the index of those ledgers, missing from the index, that the metadata wants here.
 
         Their fences and explicit LACs are lost, and entries may be, so they stay uncertain. The record of a ledger that
-        comes back from files has allowed this bookie to delete it: what its logs lack is not lost. Raises:
-        StorageError.
+        comes back from files has allowed this bookie to delete it: what its logs lack is not lost.
+
+        Like deleted ledgers they refuse fences until that is durable: replay would make a new ledger of a fence, which
+        denies what the logs have. A client may have made one while the record was read: it is rebuilt too.
+        Raises: StorageError, OSError.
         """
+        rebuilt: list[int] = []
         for ledger_id in ledger_ids:
             try:
                 metadata = await self._records.read_current(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
-            if metadata is None or not self._is_wanted(metadata):
-                continue
-            if not self._index.is_known(ledger_id) and self._removals.get(ledger_id) is None:
+            if metadata is not None and self._is_wanted(metadata) and self._removals.get(ledger_id) is None:
+                await self._removals.find(ledger_id, self._clock.wall_ms())
                 await self._rebuild(ledger_id, metadata)
+                rebuilt.append(ledger_id)
+        if rebuilt:
+            await self._parts.checkpointer.checkpoint()
+            await self._removals.lift(rebuilt)
 
     def _is_wanted(self, metadata: LedgerMetadata) -> bool:
         """Report whether entries of the ledger have to be here."""
@@ -187,15 +196,17 @@ class LedgerCollection:
 
     async def _rebuild(self, ledger_id: int, metadata: LedgerMetadata) -> None:
         """Rebuild the index of a ledger that this bookie has lost or deleted."""
-        if is_given_up(metadata):
+        if self._index.is_known(ledger_id):
+            await self._index.mark_uncertain(ledger_id)  # made by a client or another program
+        elif is_given_up(metadata):
             await self._index.rebuild_if_missing(ledger_id)
-            return
-        if not self._index.is_known(ledger_id):
+        else:
             self._events.error(
                 "gc.ledger_lost", ledger=ledger_id, consequence="its index is rebuilt from the entry logs"
             )
             self._index.file_missing(ledger_id)
-        await self._index.distrust(ledger_id)  # The logs may lack entries too.
+        if not is_given_up(metadata):
+            await self._index.distrust(ledger_id)  # The logs may lack entries too.
 
     async def _find_surplus(self, local: Sequence[int], *, is_forced: bool, with_surplus: bool) -> list[int]:
         """Return the closed ledgers that have not named this bookie for `gc_surplus_ms`, and those kept elsewhere.
@@ -248,7 +259,7 @@ class LedgerCollection:
             self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
             if is_lost and self._is_wanted(metadata):
                 # The logs may still have entries of it: recount their usage, and rebuild the ledger's index.
-                await self._removals.find(ledger_id)
+                await self._removals.find(ledger_id, self._clock.wall_ms())
                 self.on_returned()
                 await self._rebuild(ledger_id, metadata)
             if self._removals.is_deleted(ledger_id):
@@ -258,7 +269,7 @@ class LedgerCollection:
                 await self._removals.lift([ledger_id])
 
     async def _delete_expired(self, missing: set[int], now_ms: int) -> None:
-        """Delete ledgers whose quarantine has ended and that are proven deleted again. Forget old deletions."""
+        """Delete ledgers whose quarantine has ended and that are proven deleted again."""
         due: list[int] = []
         surplus: list[int] = []
         quarantined = self._removals.in_state(QuarantineState.QUARANTINED, QuarantineState.SURPLUS)
@@ -277,10 +288,22 @@ class LedgerCollection:
             if proven := [ledger_id for ledger_id in batch if await self._records.is_proven_deleted(ledger_id)]:
                 await self._delete(proven, now_ms)
         await self._delete_surplus(surplus, now_ms)
-        deleted_before = self._removals.in_state(QuarantineState.DELETED)
-        await self._removals.forget(
-            [ledger_id for ledger_id, removal in deleted_before.items() if now_ms - removal.since_ms > REMEMBERED_MS]
-        )
+
+    async def forget_old(self, may_hold: Callable[[Collection[int]], Awaitable[Collection[int]]]) -> None:
+        """Forget old deletions of ledgers of which the entry logs have nothing. Raises: StorageError, OSError.
+
+        `may_hold`: return those of these ledgers of which the logs may have entries. If the record of one came back, a
+        fence would make a new ledger of it, which denies these entries.
+        """
+        now_ms = self._clock.wall_ms()
+        since = {
+            ledger_id: removal.since_ms
+            for ledger_id, removal in self._removals.in_state(QuarantineState.DELETED).items()
+            if now_ms - removal.since_ms > REMEMBERED_MS
+        }
+        if since:
+            held = sorted(await may_hold(since), key=lambda ledger_id: -since[ledger_id])
+            await self._removals.forget(since.keys() - held[:REMEMBERED_MAX])
 
     async def _delete_surplus(self, ledger_ids: Sequence[int], now_ms: int) -> None:
         """Delete those of these ledgers that can be locked and are surplus then; later, the others.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
@@ -240,6 +240,22 @@ class SealedLogs:
             self.on_progress()
             await asyncio.sleep(0)
         self.unindexed = {ledger_id: None for ledger_id, is_garbage in garbage.items() if not is_garbage}
+
+    async def may_hold(self, ledger_ids: Collection[int]) -> Collection[int]:
+        """Return those of these ledgers, which do not exist any more, of which logs may have entries. Raises: OSError.
+
+        That is all of them while it is not known what a log has: it is damaged, not examined yet, or out of reach.
+        """
+        paths, log = await self._find(), self._parts.checkpointer.log
+        active = await log.worker.run(log.writer.active_sizes)
+        if self._parts.health.failed or any(log_id not in self.known and log_id not in active for log_id in paths):
+            return ledger_ids
+        wanted = frozenset(ledger_ids)
+        held = {ledger_id for sizes in active.values() for ledger_id in wanted.intersection(sizes)}
+        for usage in list(self.known.values()):
+            held |= wanted.intersection(usage.ledger_ids) | wanted.intersection(usage.dropped)
+            await asyncio.sleep(0)
+        return held
 
     def has_unindexed(self, usage: LogUsage) -> bool:
         """Report whether a log holds entries of an unindexed ledger."""

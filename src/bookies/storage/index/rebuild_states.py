@@ -23,7 +23,7 @@ class RebuildState(enum.Enum):
 
     COMPLETE = "complete"  # all slots are in the file or in dirty pages
     DOUBTED = "doubted"  # entry logs may have entries without a slot
-    PARTIAL = "partial"  # all logs but those of a failed directory have been read; the file still says rebuilding
+    PARTIAL = "partial"  # all logs that can be read have been read; the file still says rebuilding
     FOUND = "found"  # the logs have been read; their slots are not durable
     SAVING = "saving"  # these slots are being written
 
@@ -34,8 +34,8 @@ class RebuildEvent(enum.Enum):
     __hash__ = object.__hash__
 
     DOUBT = "doubt"
-    PARTLY_READ = "partly read"  # the logs of failed directories are missing
-    READ = "read"
+    PARTLY_READ = "partly read"  # logs are missing that could not be read, or of failed directories
+    READ = "read"  # the logs; or the ledger has all that it must have
     FREEZE = "freeze"  # a write begins
     GIVE_UP = "give up"  # that write failed
     WRITTEN = "written"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+from itertools import pairwise
 
 import pytest
 from tests.fakes.world import World, in_world
 
 from bookies.client.client import Client
+from bookies.client.read.offloaded import INDEX, OffloadedFiles
 from bookies.errors import LedgerUnknownToBookie, NotSupported
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.offload import PARQUET, Offload, given_up, offloaded
@@ -26,15 +28,35 @@ async def sealed(store: Client, count: int = 40) -> int:
     return writer.ledger_id
 
 
+def names_in(directory: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def make_old(directory: pathlib.Path) -> None:
+    """Give the index the name that it had in earlier versions."""
+    [index] = directory.glob("_index-*.json")
+    index.rename(directory / INDEX)
+
+
+async def copied(store: Client, ledger_id: int, directory: pathlib.Path, parts: int) -> Offload:
+    """Write a copy in this number of parts, a tenth of the entries in each but the last."""
+    written = []
+    async with store.open(ledger_id) as reader:
+        last = reader.last_add_confirmed
+        bounds = [*(number * last // 10 for number in range(parts)), last + 1]
+        for first, stop in pairwise(bounds):
+            writer = tier.PartsWriter(str(directory))
+            async for batch in reader.read_batches(first, stop - 1):
+                writer.append(batch)
+            written += writer.finish()
+    index, content = tier.index_of(ledger_id, "one", written)
+    crc = tier.write_index(str(directory), index)
+    return Offload("one", str(directory), PARQUET, content.rows, content.size, content.crc, crc, 1)
+
+
 async def offload(world: World, store: Client, ledger_id: int, directory: pathlib.Path) -> None:
     """Copy the ledger, let the record say that the copy is enough, and let the bookies forget it."""
-    writer = tier.PartsWriter(str(directory))
-    async with store.open(ledger_id) as reader:
-        async for batch in reader.read_batches():
-            writer.append(batch)
-    index, content = tier.index_of(ledger_id, "one", writer.finish())
-    crc = tier.write_index(str(directory), index)
-    copy = Offload("one", str(directory), PARQUET, content.rows, content.size, content.crc, crc, 1)
+    copy = await copied(store, ledger_id, directory, 1)
 
     def change(record: LedgerMetadata) -> LedgerMetadata | None:
         named = offloaded(record, copy)
@@ -90,3 +112,37 @@ async def test_a_ledger_without_a_copy_has_no_files(world: World) -> None:
     ledger_id = await sealed(store)
     with pytest.raises(NotSupported, match="it is not offloaded"):
         await store.open(ledger_id, tier="offloaded")
+
+
+@in_world()
+async def test_what_another_driver_of_the_run_writes_does_no_harm_to_a_committed_copy(
+    world: World, tmp_path: pathlib.Path
+) -> None:
+    """It has begun before the commit, and writes the same parts, and an index of its own, into the same directory."""
+    store = await world.client()
+    ledger_id = await sealed(store)
+    await offload(world, store, ledger_id, tmp_path)
+    committed = names_in(tmp_path)
+    other = await copied(store, ledger_id, tmp_path, 2)
+    files = OffloadedFiles(await store.metadata(ledger_id))
+    assert files.check().crc == other.crc
+    assert files.copy.index != other.index
+    assert len(names_in(tmp_path)) == 5
+    tier.delete_others(str(tmp_path), files.index(), files.copy.index)
+    assert names_in(tmp_path) == committed
+    files.check()
+    files.close()
+
+
+@in_world()
+async def test_a_copy_of_an_earlier_version_is_read(world: World, tmp_path: pathlib.Path) -> None:
+    store = await world.client()
+    ledger_id = await sealed(store)
+    await offload(world, store, ledger_id, tmp_path)
+    make_old(tmp_path)
+    async with store.open(ledger_id) as reader:
+        assert [entry.payload async for entry in reader.read()] == list(map(payload, range(40)))
+    files = OffloadedFiles(await store.metadata(ledger_id))
+    tier.delete_others(str(tmp_path), files.index(), files.copy.index)
+    files.check()
+    files.close()

@@ -75,6 +75,24 @@ def test_another_query_of_the_same_application_is_refused() -> None:
         decide({"a": swapped(NEW)}, replace(TXN, query="other", version=0, ledgers={"a": ()}), {}, 0)
 
 
+@pytest.mark.parametrize(("version", "lost"), [(3, ""), (4, ""), (5, "batch 4"), (7, "batches 4 to 6")])
+def test_a_gap_in_the_numbers_of_a_query_is_refused(version: int, lost: str) -> None:
+    """A query that the log does not know begins anywhere; without `is_consecutive` gaps mean nothing."""
+    txn = replace(TXN, version=version, ledgers={"a": (Written(30, 0, 1),)}, is_consecutive=True)
+    assert isinstance(decide({"a": NEW}, txn, {}, 0), Swap)
+    assert isinstance(decide({"a": swapped(NEW)}, replace(txn, app="other"), {}, 0), Swap)
+    found = {"a": swapped(NEW)}
+    if not lost:
+        assert isinstance(decide(found, txn, {}, 0), Committed if version == 3 else Swap)
+        return
+    text = (
+        rf"query q \(application 'app'\) commits batch {version} to log a, whose last one is batch 3: .* lacks {lost},"
+    )
+    with pytest.raises(TransactionRefused, match=text):
+        decide(found, txn, {}, 0)
+    assert isinstance(decide(found, replace(txn, is_consecutive=False), {}, 0), Swap)
+
+
 def test_a_log_that_is_being_deleted_takes_nothing() -> None:
     last = emptied(NEW)
     assert last is not None

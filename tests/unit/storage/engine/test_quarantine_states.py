@@ -21,7 +21,8 @@ LEDGER = 7
 
 
 async def _found(removals: Quarantine) -> None:
-    removals.skips(LEDGER, is_own=False)
+    if not removals.skips(LEDGER, is_own=False):
+        await removals.find(LEDGER, 1)
 
 
 STATES = (None, *QuarantineState)
@@ -46,7 +47,8 @@ WAYS: dict[QuarantineState | None, tuple[QuarantineEvent, ...]] = {
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(STATES, QuarantineEvent)))
 def test_every_pair(state: QuarantineState | None, event: QuarantineEvent) -> None:
     async def script(store: LedgerStore) -> None:
-        await damage.add(store, LEDGER, 0, damage.body_of(LEDGER, 0))
+        if (state, event) != (None, QuarantineEvent.FOUND):  # which the index has lost
+            await damage.add(store, LEDGER, 0, damage.body_of(LEDGER, 0))
         assert store._parts is not None
         removals = store._parts.removals
         for step in WAYS[state]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bookies.client.read.offloaded import INDEX
+from bookies.client.read.offloaded import index_name
 from bookies.errors import InvalidArgument, ReadFailed
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.backup import FORMAT, Contents, LedgerCopy, RunManifest, end_name
@@ -49,7 +49,7 @@ def copied(root: str, attempt: str, ledger_id: int = 5) -> LedgerCopy:
     directory = f"{backup_files.ledger_directory(root, ledger_id)}{attempt}"
     index, content = tier.index_of(ledger_id, attempt, [])
     crc = tier.write_index(directory, index)
-    return LedgerCopy(ledger_id, attempt, 0, 0, content.crc, crc, 1, 900, ((INDEX, len(index.pack())),))
+    return LedgerCopy(ledger_id, attempt, 0, 0, content.crc, crc, 1, 900, ((index_name(crc), len(index.pack())),))
 
 
 def written(root: str, name: str, ended_ms: int, *copies: LedgerCopy) -> RunManifest:
@@ -127,7 +127,7 @@ def test_a_complete_copy_serves_any_run_while_its_files_are_there(root: str) -> 
     assert complete_copy(root, record()) is None
     name_copy(root, record(), copy)
     assert lost_copies(root, [copy, replace(copy, ledger=6)]) == {6}
-    index = pathlib.Path(root, "ledger-5", "one" + OWN, INDEX)
+    index = pathlib.Path(root, "ledger-5", "one" + OWN, index_name(copy.index))
     index.write_bytes(index.read_bytes() + b" ")
     assert lost_copies(root, [copy]) == {5}
     assert complete_copy(root, record()) is None
@@ -271,11 +271,15 @@ def test_a_repeated_verification_does_not_take_one_backup_run_for_another(root: 
 
 
 def test_files_of_a_copy_are_read_without_the_cluster(root: str) -> None:
-    files = backup_files.opened_files(root, copied(root, "one"))
-    assert files.check().rows == 0
-    damaged = backup_files.opened_files(root, replace(copied(root, "one"), index=1))
+    copy = copied(root, "one")
+    assert backup_files.opened_files(root, copy).check().rows == 0
+    other = backup_files.opened_files(root, replace(copy, index=1))
+    with pytest.raises(ReadFailed, match="damaged or gone"):
+        other.check()
+    [index] = pathlib.Path(root).rglob("_index-*.json")
+    index.write_bytes(index.read_bytes() + b" ")
     with pytest.raises(ReadFailed, match="its CRC is not the one"):
-        damaged.check()
+        backup_files.opened_files(root, copy).check()
 
 
 def test_a_damaged_run_does_not_keep_others_from_being_read(root: str, tmp_path: pathlib.Path) -> None:
