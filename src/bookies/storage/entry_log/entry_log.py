@@ -123,11 +123,10 @@ class EntryLogWriter:
         self._logs = logs
         self._sealer = sealer
         self._health = health or DirectoryHealth(logs.paths, logs.paths, keeps_going=False)
-        self._size_max = config.entry_log_size_max
+        self._config = config
         self._last_id: int | None = None
         self._is_last_id_certain = False  # all directories were listed
         self._active: dict[int, _Log] = {}  # by space
-        self._cached_size = config.entry_log_cached_size
         self._unsynced: list[_Log] = []  # sealed logs
         self.lost_ends: dict[int, int] = {}  # lost log -> offset of the end of its synced part
         self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) to be written again
@@ -257,7 +256,7 @@ class EntryLogWriter:
         if self._sealer is not None and not set(self._sealer.in_play) <= set(active.keys):
             return True
         directory, others = posixpath.dirname(active.file.path), self._logs.of_space(active.space)
-        return active.position + size > self._size_max or self._health.should_leave(directory, others)
+        return active.position + size > self._config.entry_log_size_max or self._health.should_leave(directory, others)
 
     def _append(self, space: int, buffers: list[Buffer], size: int) -> tuple[_Log, int]:
         """Write at the end of the active log; return it and the offset. After a failure the log is sealed."""
@@ -411,7 +410,7 @@ class EntryLogWriter:
             except SyncFailed as error:
                 self._lose(sealed, error)
             else:
-                if sealed.position > self._cached_size:
+                if sealed.position > self._config.entry_log_cached_size:
                     sealed.file.drop_cache(sealed.dropped.size, sealed.position - sealed.dropped.size)
             self._unsynced.pop(0)
             sealed.file.close()
@@ -439,7 +438,7 @@ class EntryLogWriter:
             return
         active.runs = []
         active.synced = active.position
-        active.dropped.grow(active.file, active.synced - self._cached_size)
+        active.dropped.grow(active.file, active.synced - self._config.entry_log_cached_size)
 
     def _lose(self, log: _Log, error: SyncFailed) -> None:
         """Give up a log whose sync has failed. Raises the error unless its directory has failed."""
