@@ -256,6 +256,8 @@ class Worker:
             try:
                 await self._parts.switch.wait_on()
                 await self._rank()
+                if await self._parts.switch.is_off():  # The reads and their rate limit may have taken long.
+                    continue
             except MetadataError as error:
                 await self._wait_for_store(error)
                 continue
