@@ -361,7 +361,7 @@ class Drain:
                 known = self._membership.circumstances()
                 named = [bookie for bookie in outcome.bookies if bookie in known.registered or bookie in known.lost]
                 # A bookie that is away for less than the delay is not named: workers would treat it as lost.
-                await store.mark(ledger_id, named, self._wall_ms())
+                await store.mark(ledger_id, named, self._wall_ms(), is_damage=True)
         finally:
             work.busy.pop(ledger_id, None)
             work.done.entries += totals.entries

@@ -328,6 +328,8 @@ class Worker:
         if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
             seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
             self._named[ledger_id] = {bookie: seen.get(bookie, now) for bookie in mark.replicas}
+        if lock.mark_version is not None:
+            item.version = lock.mark_version  # This repair stands for it. Another one in a listing is news.
         rules = RepairRules(
             circumstances=partial(self._circumstances, ledger_id),
             grace=self._grace_left,
