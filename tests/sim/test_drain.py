@@ -9,7 +9,7 @@ import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.client.repair.ledger_repair import Outcome
-from bookies.errors import BookKeeperError, LedgerFenced, MetadataError
+from bookies.errors import BookKeeperError, LedgerFenced, MetadataError, ReplicationFailed
 from bookies.lab.sim.world.sim_metadata import StoreFaults
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId
@@ -499,5 +499,26 @@ def test_a_lagging_server_does_not_hide_what_has_begun_to_name_the_bookie() -> N
         assert not result.is_empty
         assert {each.ledger_id for each in result.blocked} == {writer.ledger_id}
         await other.participant.create_task(writer.close())
+
+    run(scenario)
+
+
+def test_a_recovery_that_began_before_copies_no_more_to_the_bookie() -> None:
+    """Not even if there is no other one: it says so."""
+
+    async def scenario(world: World) -> None:
+        ledgers, lost = [await world.write() for _ in range(40)], [B1, BookieId("b4")]
+        world.kill(*lost)
+        await asyncio.sleep(15)
+        recovering = asyncio.create_task(world.act(world.admin.recover_bookies(lost, bytes_per_s=20_000)))
+        await asyncio.sleep(1)
+        await world.act(world.notes.begin_draining("b5", "somebody"))
+        await asyncio.sleep(2)  # Copies that had begun come to their end.
+        named = [each for each in ledgers if world.record(each).names("b5")]
+        assert len(named) < len(ledgers)
+        assert not recovering.done()
+        with pytest.raises(ReplicationFailed, match=r"not used: b5 \(it is to be emptied\)"):
+            await recovering
+        assert [each for each in ledgers if world.record(each).names("b5")] == named
 
     run(scenario)

@@ -105,7 +105,7 @@ class Administration(ReplicaTools):
             fragment = verdict.fragment
             failures += [_unknown_replica(fragment, replica) for replica in unknown_replicas(verdict, lost)]
             if (error := repair.failures.get(fragment.first)) is not None and not verdict.is_ok:
-                await add_excluded_bookies(self._driver, fragment, error)
+                await add_excluded_bookies(self.access, fragment, error)
                 failures.append(error)
             elif error is None:
                 failures += [

@@ -108,13 +108,17 @@ Choose = Callable[[Fragment, Sequence[int], Collection[BookieId]], Sequence[Repl
 def avoiding(access: LedgerAccess, unwanted: Collection[BookieId], target: BookieId | None = None) -> Choose:
     """Return the ordinary choice: the best placed of the writable bookies, without the unwanted ones.
 
+    Invariant: no copy begins to a bookie that is known to be drained or in maintenance. The client watches these
+    announcements, and each choice respects them, so a drain needs not wait for the end of work that began before it.
+
     `target`: the only bookie that may be chosen.
     """
 
     def choose(fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]) -> Sequence[Replacement]:
         candidates = access.candidates()
         others = [bookie for bookie in candidates.cluster.bookies if target not in (None, bookie)]
-        return choose_some_targets(fragment, positions, candidates, [*unwanted, *refusing, *others])
+        excluded = [*unwanted, *access.avoided(), *refusing, *others]
+        return choose_some_targets(fragment, positions, candidates, excluded)
 
     return choose
 

@@ -106,7 +106,7 @@ class RecoveryStore(ABC):
         `replicas`: may be empty, which requests a check of the ledger. `now_ms`: wall clock; None: no time is stored.
         `is_damage`: entries are missing or damaged on bookies that are there. A repair may have checked these already,
             and be about to delete the mark. So the mark is written even if it names them: the deletion fails, and the
-            next repair checks them again. The loss of a bookie needs no such write: every repair checks for it at its end.
+            next repair checks them again. A lost bookie needs no such write: every repair checks for it at its end.
         `stands_ms`: the `now_ms` of the caller's earlier report of damage, to limit the writes while the damage stays.
             A mark of this time that names all replicas stands for this report too, and is not written, unless the
             ledger is locked.

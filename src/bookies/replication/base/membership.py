@@ -16,7 +16,7 @@ from bookies.errors import MetadataCorrupt
 from bookies.metadata.interface import MetadataDriver, Watch
 from bookies.metadata.interface.driver import BookieSet
 from bookies.metadata.shared import BookieNotes
-from bookies.metadata.shared.bookie_notes import Note, Notes
+from bookies.metadata.shared.bookie_notes import Notes
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.repair.absence import HURRY_S, Absence
 from bookies.protocol.repair.repair_work import Circumstances
@@ -164,7 +164,7 @@ class Membership:
         """Return the bookies in maintenance, and those of `named` that are to be emptied; with the reason."""
         now_ms = self._clock.wall_ms()
         return {
-            bookie: why_avoided(note)
+            bookie: note.why_avoided
             for bookie, note in self._notes.current.by_bookie.items()
             if (note.maintenance is not None and note.maintenance.until_ms > now_ms)
             or (note.draining is not None and bookie in named)
@@ -190,7 +190,7 @@ class Membership:
         known = [bookie for bookie in named if bookie not in (*registered, *excused)]
         only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
         lost = dict.fromkeys([*known, *only_claimed])
-        unwanted = {bookie: why_avoided(note) for bookie, note in self._notes.current.by_bookie.items()}
+        unwanted = {bookie: note.why_avoided for bookie, note in self._notes.current.by_bookie.items()}
         return Circumstances(
             registered,
             tuple(lost),
@@ -347,8 +347,3 @@ class Membership:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def why_avoided(note: Note) -> str:
-    """Return why a bookie with this note gets no data."""
-    return "it is to be emptied" if note.draining is not None else "it is in maintenance"
