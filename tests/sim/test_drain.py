@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -94,6 +95,42 @@ def test_a_bookie_is_emptied_and_forgotten(is_stopped: bool) -> None:
         await world.act(drain_of(world).remove())
         assert B1 not in (await world.act(world.user.driver.all_bookies())).bookies
         assert not (await world.act(world.notes.read())).draining
+
+    run(scenario, bookies=6)
+
+
+class SlowListing:
+    """A driver whose listing of the ledgers takes long enough for something to happen."""
+
+    def __init__(self, driver: Any, happens: Callable[[], Awaitable[None]]) -> None:
+        self._driver, self._happens = driver, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        await self._happens()
+        async for ids in self._driver.ledger_ids():
+            yield ids
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_bookie_that_is_to_serve_again_keeps_its_cookie(is_cancelled: bool) -> None:
+    """It is started while its removal reads the records, or the drain is cancelled before that."""
+
+    async def scenario(world: World) -> None:
+        await world.write()
+        assert (await drained(world, drain_of(world))).is_empty
+        world.kill("b1")
+        await asyncio.sleep(15)
+        user = world.user
+        if is_cancelled:
+            await world.act(world.notes.end_draining(B1))
+        driver: Any = SlowListing(user.driver, lambda: world.start("b1"))
+        drain = Drain(Operator(user.runtime, user.client, driver, user.name), B1)
+        with pytest.raises(BookKeeperError, match="its drain was cancelled" if is_cancelled else "stop it first"):
+            await world.act(drain.remove())
+        assert B1 in (await world.act(user.driver.all_bookies())).bookies
 
     run(scenario, bookies=6)
 

@@ -13,6 +13,7 @@ from tests.sim.test_recovery import RACKS
 
 from bookies.client.write import LedgerWriter
 from bookies.model import BookieId
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.fragments import ReplicaState
 from bookies.protocol.repair.repair_work import Cause, RepairState
 
@@ -240,6 +241,29 @@ def test_by_hand_a_mark_that_grows_meanwhile_is_looked_at_again() -> None:
         await other.participant.create_task(other.driver.recovery.mark(ledger_id, [second], 0))
         outcome, totals = await repairing
         assert (outcome.state, totals.renewed) == (RepairState.HEALTHY, 8)
+        assert await world.marked() == []
+        assert await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
+def test_by_hand_a_mark_that_comes_meanwhile_is_looked_at_too() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=100)
+        first, second, _ = world.record(ledger_id).last_ensemble
+        world.kill(first)
+
+        async def away() -> bool:
+            return first not in await world.act(world.user.driver.modes())
+
+        await world.until(away)
+        repairing = asyncio.create_task(repair(world, ledger_id, lost=[first], pace=RateLimit(2_000)))
+        await asyncio.sleep(2)
+        await damage(world, ledger_id, second, 5, count=100)
+        assert not repairing.done()
+        await report_damage(world, ledger_id, second)
+        outcome, totals = await repairing
+        assert (outcome.state, totals.renewed) == (RepairState.HEALTHY, 1)
         assert await world.marked() == []
         assert await world.is_whole(ledger_id)
 

@@ -504,17 +504,16 @@ class Drain:
 
         Deletes the cookie only in the version that was read before the last listing of the records. Raises
         `VersionConflict` if it has changed (the bookie was started with other directories), `BookKeeperError` if the
-        bookie is registered or named.
+        bookie is registered or named, or the drain was cancelled.
         """
+        await self._note("it is checked before its removal")  # The reads are newer than this write, as in `_rounds`.
+        if self._is_cancelled:
+            raise BookKeeperError(f"bookie {self._bookie} keeps its cookie: its drain was cancelled meanwhile")
         try:
             _, version = await self._driver.read_cookie(self._bookie)
         except CookieNotFound:
             version = None
-        mode = await self._mode()
-        if mode != "down":
-            raise BookKeeperError(
-                f"bookie {self._bookie} is registered ({mode}), so it keeps its cookie: stop it first"
-            )
+        await self._check_down()
         left: list[int] = []
 
         async def collect(ledger: Versioned) -> None:
@@ -527,6 +526,7 @@ class Drain:
             raise BookKeeperError(
                 f"bookie {self._bookie} keeps its cookie: {len(left or unreadable):,} ledgers {problem} ({ids})"
             )
+        await self._check_down()  # The records of many ledgers take minutes to read.
         if version is not None:
             try:
                 await self._driver.delete_cookie(self._bookie, version)
@@ -538,3 +538,11 @@ class Drain:
                 ) from error
         await note_place(self._driver, self._bookie, None)
         await self._notes.end_draining(self._bookie)
+
+    async def _check_down(self) -> None:
+        """Raise `BookKeeperError` if the bookie is registered."""
+        mode = await self._mode()
+        if mode != "down":
+            raise BookKeeperError(
+                f"bookie {self._bookie} is registered ({mode}), so it keeps its cookie: stop it first"
+            )
