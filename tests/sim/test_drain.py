@@ -10,7 +10,7 @@ import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.client.repair.ledger_repair import Outcome
-from bookies.errors import BookKeeperError, LedgerFenced, MetadataError, ReplicationFailed
+from bookies.errors import BookKeeperError, LedgerFenced, LedgerUnknownToBookie, MetadataError, ReplicationFailed
 from bookies.lab.sim.world.sim_metadata import StoreFaults
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId
@@ -559,3 +559,39 @@ def test_a_recovery_that_began_before_copies_no_more_to_the_bookie() -> None:
         assert [each for each in ledgers if world.record(each).names("b5")] == named
 
     run(scenario)
+
+
+def test_a_copy_that_began_before_goes_elsewhere() -> None:
+    """Its record is changed at its end, when the drain may have found the bookie empty."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=100)
+        lost, *_ = world.record(ledger_id).last_ensemble
+        targets = [BookieId(each) for each in world.cluster.bookies if not world.record(ledger_id).names(each)]
+        world.kill(lost)
+        await asyncio.sleep(15)
+        recovering = asyncio.create_task(world.act(world.admin.recover_bookies([lost], bytes_per_s=2_000)))
+
+        async def target() -> BookieId | None:
+            for each in targets:
+                try:
+                    await world.act(world.admin.list_entries(each, ledger_id))
+                    return each
+                except LedgerUnknownToBookie:
+                    continue
+            return None
+
+        await world.until(lambda: _is_there(target()))
+        emptied = await target()
+        assert emptied is not None
+        assert (await drained(world, drain_of(world, emptied))).is_empty
+        assert not recovering.done()
+        await recovering
+        assert not world.record(ledger_id).names(emptied)
+        assert await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
+async def _is_there(value: Awaitable[object]) -> bool:
+    return await value is not None

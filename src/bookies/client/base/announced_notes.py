@@ -6,7 +6,7 @@ The notes are read before a client first chooses bookies, and again after the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bookies.errors import MetadataError
 from bookies.metadata.interface import MetadataDriver, Watch
@@ -40,6 +40,10 @@ class MaintenanceNotes:
             for bookie, note in notes.items()
             if note.draining is not None or (note.maintenance is not None and note.maintenance.until_ms > now_ms)
         }
+
+    def leaving(self) -> Collection[BookieId]:
+        """Return the bookies that are to be emptied."""
+        return self._notes.draining
 
     async def learn(self) -> None:
         """Read the notes unless they are current. If the store does not answer, the next call tries again."""

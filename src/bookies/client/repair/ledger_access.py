@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -40,6 +40,10 @@ class LedgerAccess(Struct, frozen=True):
     def avoided(self) -> Mapping[BookieId, str]:
         """Return the bookies that must get no copies, because operators have announced a drain or a maintenance."""
         return self.watcher.avoided()
+
+    def leaving(self) -> Collection[BookieId]:
+        """Return those of them that are to be emptied, so that no record may begin to name them."""
+        return self.watcher.leaving()
 
     async def locate(self) -> None:
         """Learn the bookies' locations and what operators have announced, before any are chosen."""

@@ -260,12 +260,25 @@ async def replicate_with_fallback(
 async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence[Replacement]) -> Move:
     """Copy the entries of the positions to their new bookies, then name these in the record.
 
+    Invariant: the record does not begin to name a bookie that is known to be drained, since its drain may have listed
+    the records already. A copy may take hours, so this is checked before each part and each write of the record.
+
     Raises `FragmentNotFinished`, `VersionConflict` (the fragment has changed), the error
     of an entry that no replica delivers, `CopyRefused`, `SessionExpired` (the lock is lost), and what a metadata update
     raises.
     """
     access, account, update = copying
     assert update is not None
+
+    def check_targets() -> None:
+        for target in targets:
+            if target in access.leaving() and target not in fragment.ensemble:
+                raise CopyRefused(target, BookKeeperError("it is to be emptied since the copy began", bookie=target))
+
+    def named(record: LedgerMetadata) -> LedgerMetadata:
+        check_targets()
+        return copy.swap.apply(record)
+
     pool, stages, loop = access.pool, account.stages, asyncio.get_running_loop()
     copy = FragmentCopy(fragment, replacements)
     copy.swap.check_unchanged(update.current.metadata)
@@ -280,6 +293,7 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
                 await turn.enter_async_context(admission.turn(targets))
                 has_turn = True
             update.check_lock()
+            check_targets()
             ids = copy.next_ids(account.pace.part_size)
             begun = loop.time()
             if fragment.is_striped:
@@ -300,7 +314,7 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
             await throttle(account.pace, size * len(shares))
             stages.end("rate", written, loop.time())
     begun = loop.time()
-    await update.update(copy.swap.needed, copy.swap.apply)
+    await update.update(copy.swap.needed, named)
     stages.end("metadata", begun, loop.time())
     account.store_failed(fragment.ledger_id, None)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
