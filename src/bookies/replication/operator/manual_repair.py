@@ -178,9 +178,10 @@ class ManualRepair:
                     may_lack=partial(self._membership.may_lack, () if mark is None else mark.replicas, None),
                 )
                 outcome = await LedgerRepair(self._administration, rules, account).run(ledger_id)
+                if outcome.state is not RepairState.HEALTHY:
+                    break
                 # It may be marked meanwhile, or marked again, for something that this repair did not look for.
-                is_unmarked = mark is None and await store.mark_of(ledger_id) is None
-                if outcome.state is not RepairState.HEALTHY or is_unmarked or (mark and await store.done(lock)):
+                if await store.mark_of(ledger_id) is None if mark is None else await store.done(lock):
                     break
         else:
             raise LedgerLocked("other processes keep marking the ledger; repeat the repair later", ledger_id=ledger_id)
