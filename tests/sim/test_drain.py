@@ -595,3 +595,28 @@ def test_a_copy_that_began_before_goes_elsewhere() -> None:
 
 async def _is_there(value: Awaitable[object]) -> bool:
     return await value is not None
+
+
+@pytest.mark.parametrize("announces", ["maintenance", "drain"])
+def test_a_long_drain_respects_what_is_announced_meanwhile(announces: str) -> None:
+    """A bookie in maintenance is not lost, and a mark may stand for another one that is to be emptied by now."""
+
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(count=40, bookies=["b1", "b2", "b3"]) for _ in range(12)]
+        draining = asyncio.create_task(drained(world, drain_of(world, pace=RateLimit(500))))
+        await asyncio.sleep(5)
+        begun = [each for each in ledgers if each in await world.act(world.user.driver.recovery.locks())]
+        later = [each for each in ledgers if each not in begun and world.record(each).names("b1")]
+        assert len(later) >= 2
+        if announces == "maintenance":
+            until_ms = world.user.runtime.clock.wall_ms() + 3_600_000
+            await world.act(world.notes.begin_maintenance("b3", until_ms, "somebody"))
+            world.kill("b3")
+        else:
+            await world.act(world.notes.begin_draining("b3", "somebody"))
+            for each in later:
+                await world.act(world.user.driver.recovery.mark(each, [BookieId("b3")], 0))
+        assert (await draining).is_empty
+        assert all(world.record(each).names("b3") is (announces == "maintenance") for each in later)
+
+    run(scenario, bookies=6)

@@ -308,6 +308,15 @@ class Membership:
         """Return the version of the known notes about single bookies."""
         return self._notes.current.version
 
+    async def knows_new_drains(self) -> bool:
+        """Read the notes, and report whether other bookies are to be emptied than before. Raises `MetadataError`.
+
+        A mark may name a bookie that is to be emptied. It must not be deleted by a process that did not know that.
+        """
+        before = self.draining
+        await self.read_notes()
+        return self.draining != before
+
     async def read_notes(self) -> None:
         """Read the notes about single bookies; afterwards they are not older than the call. Raises `MetadataError`."""
         await self._notes.read()

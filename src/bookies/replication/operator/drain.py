@@ -338,6 +338,7 @@ class Drain:
     async def _ledger(self, portion: Portion) -> None:
         """Process one ledger under its lock; afterwards it is finished, or its obstacle is known."""
         store, ledger_id, work = self._driver.recovery, portion.ledger_id, self._work
+        await self._membership.refresh()  # A drain may take hours, in which operators announce other things.
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
         presumed = PresumedLost.of(mark, self._witnesses, [self._bookie])
@@ -355,7 +356,8 @@ class Drain:
             if outcome is None:
                 work.finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
-                await store.done(lock)
+                if not await self._membership.knows_new_drains():
+                    await store.done(lock)
             elif outcome.state is not RepairState.HEALTHY and ledger_id not in work.blocked:
                 work.marked[ledger_id] = None
                 known = self._membership.circumstances()

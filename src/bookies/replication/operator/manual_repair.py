@@ -162,6 +162,7 @@ class ManualRepair:
             return 0.0 if seals else UNLIMITED_S
 
         for _ in range(TRIES):
+            await self._membership.refresh()
             mark = await store.mark_of(ledger_id)
             seen = await witnesses(self._driver)
             presumed = PresumedLost.of(mark, seen, lost)
@@ -181,7 +182,11 @@ class ManualRepair:
                 if outcome.state is not RepairState.HEALTHY:
                     break
                 # It may be marked meanwhile, or marked again, for something that this repair did not look for.
-                if await store.mark_of(ledger_id) is None if mark is None else await store.done(lock):
+                if mark is None:
+                    is_unmarked = await store.mark_of(ledger_id) is None
+                else:
+                    is_unmarked = not await self._membership.knows_new_drains() and await store.done(lock)
+                if is_unmarked:
                     break
         else:
             raise LedgerLocked("other processes keep marking the ledger; repeat the repair later", ledger_id=ledger_id)
