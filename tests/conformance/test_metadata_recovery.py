@@ -106,6 +106,42 @@ def test_a_mark_grows_when_something_is_added(kind: Kind) -> None:
     kind.run(body)
 
 
+def test_damage_that_a_mark_names_already_is_written_again(kind: Kind) -> None:
+    """So that the repair that has passed it cannot delete the mark."""
+
+    async def body(cluster: Cluster) -> None:
+        one, two = (await cluster.driver()).recovery, (await cluster.driver()).recovery
+        await one.mark(5, [A, B], 1000)
+        lock, first = await taken(one, 5), await two.mark_of(5)
+        assert first is not None
+        assert await two.mark(5, [B], 2000, is_damage=True)
+        second = await two.mark_of(5)
+        assert second is not None
+        assert (second.replicas, second.ctime_ms) == ((A, B), 2000)
+        assert second.version > first.version
+        assert not await one.done(lock)
+        assert await two.mark_of(5) == second
+
+    kind.run(body)
+
+
+def test_a_mark_stands_for_the_same_damage_unless_a_repair_may_have_passed_it(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = (await cluster.driver()).recovery, (await cluster.driver()).recovery
+        assert await two.mark(5, [A], 1000, is_damage=True)
+        assert not await two.mark(5, [A], 2000, is_damage=True, stands_ms=1000)
+        assert await two.mark(5, [A], 3000, is_damage=True, stands_ms=2000)  # another process has written it
+        assert await two.mark(5, [B], 4000, is_damage=True, stands_ms=3000)
+        lock = await taken(one, 5)
+        assert await two.mark(5, [A], 5000, is_damage=True, stands_ms=4000)
+        assert not await one.done(lock)
+        lock = await taken(one, 5)
+        assert await one.done(lock)
+        assert await two.mark(5, [A], 6000, is_damage=True, stands_ms=5000)
+
+    kind.run(body)
+
+
 def test_what_many_add_at_once_is_all_there(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         stores = [(await cluster.driver()).recovery for _ in range(4)]
@@ -285,7 +321,7 @@ def test_damage_that_is_noticed_during_a_repair_stays_marked(kind: Kind) -> None
         one, two = (await cluster.driver()).recovery, (await cluster.driver()).recovery
         await two.mark(5, [A], 1)
         lock = await taken(one, 5)
-        assert not await two.mark(5, [A], 2)  # nothing new, so it does not stand in the way
+        assert not await two.mark(5, [A], 2)  # no damage and nothing new, so it does not stand in the way
         assert await two.mark(5, [B], 3)
         assert not await one.done(lock)
         assert not one.is_held(lock)

@@ -70,6 +70,29 @@ def test_who_is_announced_neither_gives_nor_takes() -> None:
     run(scenario)
 
 
+def test_what_is_announced_after_the_plan_gets_nothing_more() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write() for _ in range(40)]
+        for name in ("b6", "b7"):
+            world.cluster.add_bookie(name)
+            await world.start(name)
+        await asyncio.sleep(1)
+        plan = await planned(world)
+        running = asyncio.create_task(world.act(balance_of(world, RateLimit(20_000)).run(plan)))
+        await asyncio.sleep(1)
+        await world.act(world.notes.begin_draining("b7", "somebody"))
+        await asyncio.sleep(2)  # Copies that had begun come to their end.
+        named = [each for each in ledgers if world.record(each).names("b7")]
+        result = await running
+        assert [each for each in ledgers if world.record(each).names("b7")] == named
+        assert {(move.target, why) for move, why in result.refused} == {
+            ("b7", "b7 gets no more data since the plan was made: it is to be emptied")
+        }
+        assert result.moves + len(result.refused) == len(plan.moves)
+
+    run(scenario)
+
+
 def test_a_replica_goes_to_the_planned_bookie_or_to_none() -> None:
     """The planned ones have become read-only, and another bookie is new since the plan."""
 

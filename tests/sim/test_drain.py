@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.client.repair.ledger_repair import Outcome
-from bookies.errors import BookKeeperError, LedgerFenced, MetadataError
+from bookies.errors import BookKeeperError, LedgerFenced, LedgerUnknownToBookie, MetadataError, ReplicationFailed
 from bookies.lab.sim.world.sim_metadata import StoreFaults
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId
@@ -94,6 +95,42 @@ def test_a_bookie_is_emptied_and_forgotten(is_stopped: bool) -> None:
         await world.act(drain_of(world).remove())
         assert B1 not in (await world.act(world.user.driver.all_bookies())).bookies
         assert not (await world.act(world.notes.read())).draining
+
+    run(scenario, bookies=6)
+
+
+class SlowListing:
+    """A driver whose listing of the ledgers takes long enough for something to happen."""
+
+    def __init__(self, driver: Any, happens: Callable[[], Awaitable[None]]) -> None:
+        self._driver, self._happens = driver, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        await self._happens()
+        async for ids in self._driver.ledger_ids():
+            yield ids
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_bookie_that_is_to_serve_again_keeps_its_cookie(is_cancelled: bool) -> None:
+    """It is started while its removal reads the records, or the drain is cancelled before that."""
+
+    async def scenario(world: World) -> None:
+        await world.write()
+        assert (await drained(world, drain_of(world))).is_empty
+        world.kill("b1")
+        await asyncio.sleep(15)
+        user = world.user
+        if is_cancelled:
+            await world.act(world.notes.end_draining(B1))
+        driver: Any = SlowListing(user.driver, lambda: world.start("b1"))
+        drain = Drain(Operator(user.runtime, user.client, driver, user.name), B1)
+        with pytest.raises(BookKeeperError, match="its drain was cancelled" if is_cancelled else "stop it first"):
+            await world.act(drain.remove())
+        assert B1 in (await world.act(user.driver.all_bookies())).bookies
 
     run(scenario, bookies=6)
 
@@ -501,3 +538,85 @@ def test_a_lagging_server_does_not_hide_what_has_begun_to_name_the_bookie() -> N
         await other.participant.create_task(writer.close())
 
     run(scenario)
+
+
+def test_a_recovery_that_began_before_copies_no_more_to_the_bookie() -> None:
+    """Not even if there is no other one: it says so."""
+
+    async def scenario(world: World) -> None:
+        ledgers, lost = [await world.write() for _ in range(40)], [B1, BookieId("b4")]
+        world.kill(*lost)
+        await asyncio.sleep(15)
+        recovering = asyncio.create_task(world.act(world.admin.recover_bookies(lost, bytes_per_s=20_000)))
+        await asyncio.sleep(1)
+        await world.act(world.notes.begin_draining("b5", "somebody"))
+        await asyncio.sleep(2)  # Copies that had begun come to their end.
+        named = [each for each in ledgers if world.record(each).names("b5")]
+        assert len(named) < len(ledgers)
+        assert not recovering.done()
+        with pytest.raises(ReplicationFailed, match=r"not used: b5 \(it is to be emptied\)"):
+            await recovering
+        assert [each for each in ledgers if world.record(each).names("b5")] == named
+
+    run(scenario)
+
+
+def test_a_copy_that_began_before_goes_elsewhere() -> None:
+    """Its record is changed at its end, when the drain may have found the bookie empty."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=100)
+        lost, *_ = world.record(ledger_id).last_ensemble
+        targets = [BookieId(each) for each in world.cluster.bookies if not world.record(ledger_id).names(each)]
+        world.kill(lost)
+        await asyncio.sleep(15)
+        recovering = asyncio.create_task(world.act(world.admin.recover_bookies([lost], bytes_per_s=2_000)))
+
+        async def target() -> BookieId | None:
+            for each in targets:
+                try:
+                    await world.act(world.admin.list_entries(each, ledger_id))
+                    return each
+                except LedgerUnknownToBookie:
+                    continue
+            return None
+
+        await world.until(lambda: _is_there(target()))
+        emptied = await target()
+        assert emptied is not None
+        assert (await drained(world, drain_of(world, emptied))).is_empty
+        assert not recovering.done()
+        await recovering
+        assert not world.record(ledger_id).names(emptied)
+        assert await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
+async def _is_there(value: Awaitable[object]) -> bool:
+    return await value is not None
+
+
+@pytest.mark.parametrize("announces", ["maintenance", "drain"])
+def test_a_long_drain_respects_what_is_announced_meanwhile(announces: str) -> None:
+    """A bookie in maintenance is not lost, and a mark may stand for another one that is to be emptied by now."""
+
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(count=40, bookies=["b1", "b2", "b3"]) for _ in range(12)]
+        draining = asyncio.create_task(drained(world, drain_of(world, pace=RateLimit(500))))
+        await asyncio.sleep(5)
+        begun = [each for each in ledgers if each in await world.act(world.user.driver.recovery.locks())]
+        later = [each for each in ledgers if each not in begun and world.record(each).names("b1")]
+        assert len(later) >= 2
+        if announces == "maintenance":
+            until_ms = world.user.runtime.clock.wall_ms() + 3_600_000
+            await world.act(world.notes.begin_maintenance("b3", until_ms, "somebody"))
+            world.kill("b3")
+        else:
+            await world.act(world.notes.begin_draining("b3", "somebody"))
+            for each in later:
+                await world.act(world.user.driver.recovery.mark(each, [BookieId("b3")], 0))
+        assert (await draining).is_empty
+        assert all(world.record(each).names("b3") is (announces == "maintenance") for each in later)
+
+    run(scenario, bookies=6)

@@ -631,6 +631,28 @@ def test_switched_off_nothing_is_done() -> None:
     run(scenario)
 
 
+def test_switched_off_while_a_worker_chooses_no_repair_begins() -> None:
+    """The rate of reads holds up its choice."""
+
+    async def scenario(world: World) -> None:
+        store = world.user.driver.recovery
+        await world.act(store.disable())
+        await world.heal(recovery_metadata_rate=1)
+        ledgers = [await world.write() for _ in range(12)]
+        for ledger_id in ledgers:
+            await world.act(store.mark(ledger_id, [], 0))
+        await world.act(store.enable())
+        await asyncio.sleep(3)
+        await world.act(store.disable())
+        assert await world.marked() == ledgers
+        await asyncio.sleep(30)
+        assert await world.marked() == ledgers
+        await world.act(store.enable())
+        await world.until_whole(ledgers)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("is_marked", [False, True])
 def test_switched_on_again_repairs_begin_at_once(is_marked: bool) -> None:
     async def scenario(world: World) -> None:

@@ -13,6 +13,7 @@ from tests.sim.test_recovery import RACKS
 
 from bookies.client.write import LedgerWriter
 from bookies.model import BookieId
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.fragments import ReplicaState
 from bookies.protocol.repair.repair_work import Cause, RepairState
 
@@ -25,7 +26,7 @@ async def lose_the_middle(world: World, ledger_id: int, name: BookieId) -> None:
     assert await world.act(world.admin.missing_entries(name, ledger_id)) == [range(1, 9)]
 
 
-async def damage(world: World, ledger_id: int, name: BookieId, entry_id: int) -> None:
+async def damage(world: World, ledger_id: int, name: BookieId, entry_id: int, *, count: int = 10) -> None:
     """The bookie has the entry, and not as it was written."""
 
     async def overwrite() -> None:
@@ -34,7 +35,7 @@ async def damage(world: World, ledger_id: int, name: BookieId, entry_id: int) ->
         await replicas.write([(name, [entry_id])], [entry_id], [body[:-1] + bytes([body[-1] ^ 1])])
 
     await world.act(overwrite())
-    scan = await world.act(world.admin.scan_replica(world.record(ledger_id), name, range(10)))
+    scan = await world.act(world.admin.scan_replica(world.record(ledger_id), name, range(count)))
     assert [(bad.first, bad.last) for bad in scan.bad] == [(entry_id, entry_id)]
 
 
@@ -246,6 +247,29 @@ def test_by_hand_a_mark_that_grows_meanwhile_is_looked_at_again() -> None:
     run(scenario)
 
 
+def test_by_hand_a_mark_that_comes_meanwhile_is_looked_at_too() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=100)
+        first, second, _ = world.record(ledger_id).last_ensemble
+        world.kill(first)
+
+        async def away() -> bool:
+            return first not in await world.act(world.user.driver.modes())
+
+        await world.until(away)
+        repairing = asyncio.create_task(repair(world, ledger_id, lost=[first], pace=RateLimit(2_000)))
+        await asyncio.sleep(2)
+        await damage(world, ledger_id, second, 5, count=100)
+        assert not repairing.done()
+        await report_damage(world, ledger_id, second)
+        outcome, totals = await repairing
+        assert (outcome.state, totals.renewed) == (RepairState.HEALTHY, 1)
+        assert await world.marked() == []
+        assert await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
 def test_a_drain_names_nobody_who_has_only_just_gone() -> None:
     """A worker that sees such a mark first would take the bookie for lost."""
 
@@ -352,5 +376,122 @@ def test_a_bookie_that_is_lost_after_it_was_checked_keeps_the_mark_that_names_it
         assert await is_busy()
         network.unblock(late, healer.client.name)
         await world.until_whole([ledger_id], 30)
+
+    run(scenario)
+
+
+# -- damage of a bookie that the mark names already --------------------------------------------------------------------
+
+
+async def report_damage(world: World, ledger_id: int, name: BookieId) -> None:
+    now_ms = world.user.runtime.clock.wall_ms()
+    assert await world.act(world.user.driver.recovery.mark(ledger_id, [name], now_ms, is_damage=True))
+
+
+async def version_of(world: World, ledger_id: int) -> int:
+    found = await world.act(world.user.driver.recovery.mark_of(ledger_id))
+    return int(found.version)
+
+
+def test_damage_of_a_bookie_that_a_repair_has_just_checked_is_not_forgotten() -> None:
+    """The repair copies what another bookie had, and does not read the first one again at its end."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=100)
+        name, dead, _ = world.record(ledger_id).last_ensemble
+        healer = await world.heal(recovery_rate_size=2_000)
+        world.kill(dead)
+        await mark(world, ledger_id, name, dead)
+
+        async def is_copying() -> bool:
+            return healer.recovery.worker.totals.entries > 0
+
+        await world.until(is_copying)
+        await damage(world, ledger_id, name, 5, count=100)
+        await report_damage(world, ledger_id, name)
+        assert ledger_id in healer.recovery.worker.busy
+        await world.until_whole([ledger_id], 600)
+        assert healer.recovery.worker.totals.renewed == 1
+
+    run(scenario)
+
+
+def test_the_auditor_reports_damage_to_a_repair_in_progress() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=10)
+        name, store = world.record(ledger_id).last_ensemble[1], world.user.driver.recovery
+        await mark(world, ledger_id, name)
+        lock = await world.act(store.lock(ledger_id, "another process", needs_mark=True))
+        await lose_the_middle(world, ledger_id, name)
+        await world.heal(audit_replicas_interval_s=5)
+        await asyncio.sleep(4)
+        assert not await world.act(store.done(lock))
+        await world.until_whole([ledger_id], 20)
+
+    run(scenario)
+
+
+def test_damage_that_stays_costs_a_write_a_day() -> None:
+    """Except while the ledger is locked: then each report is for a repair that may have passed the damage."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 1, 1), count=30)
+        name, store = world.record(ledger_id).last_ensemble[1], world.user.driver.recovery
+        await world.forget(name, ledger_id)
+        healer = await world.heal(audit_replicas_interval_s=2)
+        worker, clock = healer.recovery.worker, healer.client.runtime.clock
+
+        async def is_lost() -> bool:
+            return ledger_id in worker.reports and worker.reports[ledger_id].state is RepairState.LOST
+
+        await world.until(is_lost)
+        await asyncio.sleep(10)
+        version, tries = await version_of(world, ledger_id), worker.reports[ledger_id].tries
+        await asyncio.sleep(60)
+        assert (await version_of(world, ledger_id), worker.reports[ledger_id].tries) == (version, tries)
+        lock = await world.act(store.lock(ledger_id, "another process", needs_mark=True))
+        await asyncio.sleep(10)
+        assert await version_of(world, ledger_id) > version
+        await world.act(store.unlock(lock))
+        await asyncio.sleep(10)
+        version, tries = await version_of(world, ledger_id), worker.reports[ledger_id].tries
+        clock.skew_ms += 86_500_000
+        await asyncio.sleep(70)  # The worker lists the marks within a minute.
+        assert await version_of(world, ledger_id) > version
+        assert worker.reports[ledger_id].tries == tries + 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_during_an_attempt", [False, True])
+def test_new_damage_of_a_ledger_with_lost_entries_is_looked_for(is_during_an_attempt: bool) -> None:
+    """It may be damage that can be repaired, and no bookie has to return for that."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 1, 1), count=30)
+        name, other, _ = world.record(ledger_id).last_ensemble
+        await world.forget(name, ledger_id)
+        healer = await world.heal({"read_timeout_ms": 600_000})
+        worker, network = healer.recovery.worker, world.cluster.network
+        await mark(world, ledger_id, name)
+
+        async def is_lost() -> bool:
+            return ledger_id in worker.reports and ledger_id not in worker.busy
+
+        async def is_busy() -> bool:
+            return ledger_id in worker.busy
+
+        await world.until(is_lost)
+        await asyncio.sleep(5)
+        tries = worker.reports[ledger_id].tries
+        if is_during_an_attempt:
+            network.block(other, healer.client.name)
+            await report_damage(world, ledger_id, name)
+            await world.until(is_busy)
+        await report_damage(world, ledger_id, name)
+        await asyncio.sleep(5)
+        network.unblock(other, healer.client.name)
+        await asyncio.sleep(60)
+        assert worker.reports[ledger_id].tries == tries + 1 + is_during_an_attempt
 
     run(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.metadata.interface.driver import Versioned
@@ -128,6 +129,32 @@ def test_an_open_ledger_and_one_that_is_locked_keep_the_id() -> None:
         assert (result.changed, result.kept) == (2, {})
         assert NEW in world.record(growing).last_ensemble
         assert "b1" not in world.record(growing).bookies
+        await world.act(world.user.driver.unregister(NEW))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_an_acknowledged_entry_that_is_not_known_to_be_confirmed_is_asked_for(is_silent: bool) -> None:
+    """A bookie that denies it could make a recovery end the ledger before it. What does not answer may have more."""
+
+    async def scenario(world: World) -> None:
+        async def left_open() -> int:
+            ledger = await writer.client.create(ensemble=3, write_quorum=3, ack_quorum=2, bookies=["b1", "b2", "b3"])
+            await ledger.append(b"x")
+            return int(ledger.ledger_id)
+
+        writer = world.cluster.new_client("writer2", {"explicit_lac_interval_ms": 0})
+        await writer.participant.create_task(world.cluster.open_client(writer))
+        world.cluster.add_bookie("b6")
+        await world.start("b6")
+        await world.act(named_as(world, "b1" if is_silent else "b6"))
+        ledger_id = await writer.participant.create_task(left_open())
+        if is_silent:
+            world.kill("b2")
+        result = await rename(world, RenamingRules(with_growing=True))
+        assert result.changed == 0
+        assert ("b2" if is_silent else "new does not list entries 0 to 0") in result.kept[ledger_id]
         await world.act(world.user.driver.unregister(NEW))
 
     run(scenario)

@@ -6,7 +6,7 @@ The notes are read before a client first chooses bookies, and again after the re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from bookies.errors import MetadataError
 from bookies.metadata.interface import MetadataDriver, Watch
@@ -26,20 +26,24 @@ class MaintenanceNotes:
         self._watch: Watch | None = None
         self._is_stale = True
 
-    def avoided(self) -> list[BookieId]:
-        """List the bookies that must get no new data now.
+    def avoided(self) -> Mapping[BookieId, str]:
+        """Return the bookies that must get no new data now, and why.
 
         Leases that have expired since the notes were read do not count.
         """
         notes = self._notes.by_bookie
         if not notes:
-            return []
+            return {}
         now_ms = self._wall_ms()
-        return [
-            bookie
+        return {
+            bookie: note.why_avoided
             for bookie, note in notes.items()
             if note.draining is not None or (note.maintenance is not None and note.maintenance.until_ms > now_ms)
-        ]
+        }
+
+    def leaving(self) -> Collection[BookieId]:
+        """Return the bookies that are to be emptied."""
+        return self._notes.draining
 
     async def learn(self) -> None:
         """Read the notes unless they are current. If the store does not answer, the next call tries again."""

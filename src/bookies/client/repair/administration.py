@@ -82,7 +82,8 @@ class Administration(ReplicaTools):
                 outcome = await repair.run(ledger_id)
             if outcome.losses and not dry_run:
                 lacking = dict.fromkeys(bookie for loss in outcome.losses for bookie, _ in loss.evidence)
-                await self._driver.recovery.mark(ledger_id, list(lacking), self.access.runtime.clock.wall_ms())
+                now_ms = self.access.runtime.clock.wall_ms()
+                await self._driver.recovery.mark(ledger_id, list(lacking), now_ms, is_damage=True)
             failures = await self._failures_of(repair, outcome, states.lost)
         if failures:
             done = f"{len(repair.moves)} fragments {'would be' if dry_run else 'were'} repaired"
@@ -104,7 +105,7 @@ class Administration(ReplicaTools):
             fragment = verdict.fragment
             failures += [_unknown_replica(fragment, replica) for replica in unknown_replicas(verdict, lost)]
             if (error := repair.failures.get(fragment.first)) is not None and not verdict.is_ok:
-                await add_excluded_bookies(self._driver, fragment, error)
+                await add_excluded_bookies(self.access, fragment, error)
                 failures.append(error)
             elif error is None:
                 failures += [

@@ -14,11 +14,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.client.base.ledger_lock import in_rounds, ledger_locked
+from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.client.repair.ledger_repair import LedgerRepair, RepairRules
 from bookies.client.repair.replica_tools import ReplicaTools
 from bookies.client.repair.replication import Account, Move, Obstacle
 from bookies.errors import BookKeeperError, ClientClosed, LedgerLocked, LedgerNotFound, MetadataError, NotEnoughBookies
-from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
@@ -138,7 +138,7 @@ class BookieRecovery:
         for job in jobs:
             fragment, failure = job.fragment, repair.failures.get(job.fragment.first)
             if failure is not None:
-                await add_excluded_bookies(access.driver, fragment, failure)
+                await add_excluded_bookies(access, fragment, failure)
                 self.obstacles.append(Obstacle(ledger_id, fragment.first, fragment.last, failure))
         self.moves += [replace(move, needs_sealing=needs_sealing) for move in repair.moves]
 
@@ -157,11 +157,12 @@ class BookieRecovery:
         return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
 
 
-async def add_excluded_bookies(driver: MetadataDriver, fragment: Fragment, error: BookKeeperError) -> None:
-    """Extend the error of a copy without a target by the read-only bookies, which were excluded."""
+async def add_excluded_bookies(access: LedgerAccess, fragment: Fragment, error: BookKeeperError) -> None:
+    """Extend the error of a copy without a target by the bookies that were excluded: read-only, or announced."""
     is_refused = error.bookie is not None and error.bookie not in fragment.ensemble
     if isinstance(error, NotEnoughBookies) or is_refused:
         with contextlib.suppress(MetadataError):
-            read_only = (await driver.bookies(BookieMode.READ_ONLY)).bookies
-            exclusions = Circumstances(read_only, read_only=read_only).left_out(fragment.ensemble)
-            error.args = (f"{error.message}{exclusions}",)
+            modes = await access.driver.modes()
+            read_only = [bookie for bookie, mode in modes.items() if mode is BookieMode.READ_ONLY]
+            exclusions = Circumstances(list(modes), unwanted=access.avoided(), read_only=read_only)
+            error.args = (f"{error.message}{exclusions.left_out(fragment.ensemble)}",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from msgspec import Struct
 
 from bookies.client.base.keys import keys_of
@@ -12,7 +14,7 @@ from bookies.client.transport import BookiePool, BookieWatcher
 from bookies.config import ClientConfig
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
-from bookies.model import DigestType, LedgerMetadata
+from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.placement.candidates import Candidates
 from bookies.runtime.ports import Runtime
 
@@ -35,8 +37,16 @@ class LedgerAccess(Struct, frozen=True):
         """Return the writable bookies in order of preference."""
         return self.watcher.candidates()
 
+    def avoided(self) -> Mapping[BookieId, str]:
+        """Return the bookies that must get no copies, because operators have announced a drain or a maintenance."""
+        return self.watcher.avoided()
+
+    def leaving(self) -> Collection[BookieId]:
+        """Return those of them that are to be emptied, so that no record may begin to name them."""
+        return self.watcher.leaving()
+
     async def locate(self) -> None:
-        """Learn the bookies' locations, before any are chosen."""
+        """Learn the bookies' locations and what operators have announced, before any are chosen."""
         await self.watcher.locate()
 
     async def read(self, ledger_id: int) -> Versioned:

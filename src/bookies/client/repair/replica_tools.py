@@ -396,7 +396,7 @@ class ReplicaTools:
             fragment.ensemble,
             fragment.write_quorum,
             fragment.ack_quorum,
-            bookie_ids("exclude", exclude),
+            [*bookie_ids("exclude", exclude), *self.access.avoided()],
         )
         return [change.position for change in changes]
 
@@ -463,7 +463,8 @@ class ReplicaTools:
         """
         wanted = _positions(fragment, positions)
         await self.access.locate()
-        return choose_targets(fragment, wanted, self.access.candidates(), bookie_ids("exclude", exclude))
+        excluded = [*bookie_ids("exclude", exclude), *self.access.avoided()]
+        return choose_targets(fragment, wanted, self.access.candidates(), excluded)
 
     async def renew_entries(
         self,

@@ -108,13 +108,17 @@ Choose = Callable[[Fragment, Sequence[int], Collection[BookieId]], Sequence[Repl
 def avoiding(access: LedgerAccess, unwanted: Collection[BookieId], target: BookieId | None = None) -> Choose:
     """Return the ordinary choice: the best placed of the writable bookies, without the unwanted ones.
 
+    Invariant: no copy begins to a bookie that is known to be drained or in maintenance. The client watches these
+    announcements, and each choice respects them, so a drain needs not wait for the end of work that began before it.
+
     `target`: the only bookie that may be chosen.
     """
 
     def choose(fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]) -> Sequence[Replacement]:
         candidates = access.candidates()
         others = [bookie for bookie in candidates.cluster.bookies if target not in (None, bookie)]
-        return choose_some_targets(fragment, positions, candidates, [*unwanted, *refusing, *others])
+        excluded = [*unwanted, *access.avoided(), *refusing, *others]
+        return choose_some_targets(fragment, positions, candidates, excluded)
 
     return choose
 
@@ -256,12 +260,25 @@ async def replicate_with_fallback(
 async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence[Replacement]) -> Move:
     """Copy the entries of the positions to their new bookies, then name these in the record.
 
+    Invariant: the record does not begin to name a bookie that is known to be drained, since its drain may have listed
+    the records already. A copy may take hours, so this is checked before each part and each write of the record.
+
     Raises `FragmentNotFinished`, `VersionConflict` (the fragment has changed), the error
     of an entry that no replica delivers, `CopyRefused`, `SessionExpired` (the lock is lost), and what a metadata update
     raises.
     """
     access, account, update = copying
     assert update is not None
+
+    def check_targets() -> None:
+        for target in targets:
+            if target in access.leaving() and target not in fragment.ensemble:
+                raise CopyRefused(target, BookKeeperError("it is to be emptied since the copy began", bookie=target))
+
+    def named(record: LedgerMetadata) -> LedgerMetadata:
+        check_targets()
+        return copy.swap.apply(record)
+
     pool, stages, loop = access.pool, account.stages, asyncio.get_running_loop()
     copy = FragmentCopy(fragment, replacements)
     copy.swap.check_unchanged(update.current.metadata)
@@ -276,6 +293,7 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
                 await turn.enter_async_context(admission.turn(targets))
                 has_turn = True
             update.check_lock()
+            check_targets()
             ids = copy.next_ids(account.pace.part_size)
             begun = loop.time()
             if fragment.is_striped:
@@ -296,7 +314,7 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
             await throttle(account.pace, size * len(shares))
             stages.end("rate", written, loop.time())
     begun = loop.time()
-    await update.update(copy.swap.needed, copy.swap.apply)
+    await update.update(copy.swap.needed, named)
     stages.end("metadata", begun, loop.time())
     account.store_failed(fragment.ledger_id, None)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)

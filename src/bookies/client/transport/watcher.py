@@ -107,6 +107,14 @@ class BookieWatcher:
     def policy(self) -> PlacementPolicy:
         return self._locations.policy
 
+    def avoided(self) -> Mapping[BookieId, str]:
+        """Return the bookies in maintenance or being drained, and which of the two; `locate` learns more."""
+        return self._notes.avoided()
+
+    def leaving(self) -> Collection[BookieId]:
+        """Return the bookies being drained."""
+        return self._notes.leaving()
+
     def failed(self, bookie: BookieId) -> None:
         """Forget the address of a bookie that could not be reached or did not answer: it is looked up again."""
         self._locations.addresses.pop(bookie, None)

@@ -1,8 +1,9 @@
 """The interface of auto-recovery's state in a metadata store: marks, locks, the switch, the delay, the election.
 
 A ledger that lacks replicas is *marked*. A worker that repairs it holds the ledger's *lock*, which ends with the
-session at the latest. The worker deletes the mark at the version that it read under the lock, so damage reported during
-the repair is kept. Locks and votes belong to the driver's session, and end when it is lost (`on_session_expired`).
+session at the latest. The worker deletes the mark at the version that it read before its check. Every report of damage
+writes the mark, so damage reported during the repair is kept. Locks and votes belong to the driver's session, and end
+when it is lost (`on_session_expired`).
 
 `MetadataDriver.recovery` returns a driver's implementation. Source: metadata 8 and 11, rows 18 to 29.
 """
@@ -25,8 +26,8 @@ class Mark(Struct, frozen=True):
     """A ledger that lacks replicas.
 
     `replicas`: bookies believed lost when the ledger was marked, in that order. Only a hint; empty if the stored mark
-    cannot be read. `ctime_ms`: wall-clock time of the last addition, None if none is stored. `version`: grows with
-    every addition; `UNREAD`: the mark was listed without its data.
+    cannot be read. `ctime_ms`: wall-clock time of the last write, None if none is stored. `version`: grows with
+    every write; `UNREAD`: the mark was listed without its data.
     """
 
     ledger_id: int
@@ -91,10 +92,24 @@ class RecoveryStore(ABC):
 
     # -- marks ---------------------------------------------------------------------------------------------------
     @abstractmethod
-    async def mark(self, ledger_id: int, replicas: Sequence[BookieId], now_ms: int | None) -> bool:
-        """Mark a ledger, or add replicas to its mark. True: the mark changed, and its version grew.
+    async def mark(
+        self,
+        ledger_id: int,
+        replicas: Sequence[BookieId],
+        now_ms: int | None,
+        *,
+        is_damage: bool = False,
+        stands_ms: int | None = None,
+    ) -> bool:
+        """Mark a ledger, or add replicas to its mark. True: the mark was written, and its version grew.
 
         `replicas`: may be empty, which requests a check of the ledger. `now_ms`: wall clock; None: no time is stored.
+        `is_damage`: entries are missing or damaged on bookies that are there. A repair may have checked these already,
+            and be about to delete the mark. So the mark is written even if it names them: the deletion fails, and the
+            next repair checks them again. A lost bookie needs no such write: every repair checks for it at its end.
+        `stands_ms`: the `now_ms` of the caller's earlier report of damage, to limit the writes while the damage stays.
+            A mark of this time that names all replicas stands for this report too, and is not written, unless the
+            ledger is locked.
         """
 
     @abstractmethod

@@ -60,17 +60,17 @@ class Note(Struct, frozen=True):
     maintenance: Maintenance | None = None
     draining: Draining | None = None
 
+    @property
+    def why_avoided(self) -> str:
+        """Why the bookie gets no new data."""
+        return "it is to be emptied" if self.draining is not None else "it is in maintenance"
+
 
 class Notes(Struct, frozen=True):
     """All notes by bookie, without expired leases. `version`: of the record, 0 if there is none."""
 
     by_bookie: Mapping[BookieId, Note] = field(default_factory=dict)
     version: int = 0
-
-    @property
-    def avoided(self) -> tuple[BookieId, ...]:
-        """Bookies that get no new data: in maintenance, or being drained."""
-        return tuple(self.by_bookie)
 
     @property
     def exempt(self) -> dict[BookieId, int]:

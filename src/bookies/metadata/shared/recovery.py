@@ -170,19 +170,29 @@ class SharedRecovery(RecoveryStore):
         self._held: dict[int, int | None] = {}  # ledger -> session; None: requested, or being released
 
     # -- marks ---------------------------------------------------------------------------------------------------
-    async def mark(self, ledger_id: int, replicas: Sequence[BookieId], now_ms: int | None) -> bool:
+    async def mark(
+        self,
+        ledger_id: int,
+        replicas: Sequence[BookieId],
+        now_ms: int | None,
+        *,
+        is_damage: bool = False,
+        stands_ms: int | None = None,
+    ) -> bool:
         self.tasks()
         place = self._places.mark(ledger_id)
         missing = tuple(dict.fromkeys(replicas))
+        # The lock is read before the mark: a repair that deletes the mark does so before it releases the lock.
+        may_stand = stands_ms is not None and await self.nodes.read(self._places.lock(ledger_id)) is None
         for _ in range(_MARKED_AGAIN_MAX):
             if await self.nodes.create(place, pack_mark(missing, now_ms)):
                 return True
             node = await self.nodes.read(place)
             if node is None:
                 continue  # Repaired at this moment.
-            known, _ = parse_mark(node.data)
+            known, known_ms = parse_mark(node.data)
             added = [replica for replica in missing if replica not in known]
-            if not added:
+            if not added and (not is_damage or (may_stand and known_ms == stands_ms)):
                 return False
             if await self.nodes.write(place, pack_mark((*known, *added), now_ms), node.version):
                 return True

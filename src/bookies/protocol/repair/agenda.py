@@ -78,7 +78,8 @@ class Item(Struct):
     bookies: tuple[BookieId, ...] = ()
     wants_target: bool = False
     is_busy: bool = False
-    has_news: bool = False  # a bookie returned, or its absence changed its meaning, since the item was taken
+    # Since the item was taken, a bookie returned, its absence changed its meaning, or the mark was renewed.
+    has_news: bool = False
     is_listed: bool = True  # in the present listing
     stamp: int = 0  # of its valid place in a queue; places with other stamps are stale
 
@@ -175,6 +176,7 @@ class Agenda:
             item.version, item.named, item.ctime_ms = version, named, ctime_ms or 0
             if is_new:
                 item.left, item.attempts, item.due_at = UNRANKED, 0, 0.0
+                item.has_news |= item.is_busy
             self._place(item)
 
     def end_listing(self, locked: Collection[int] = (), now: float = 0.0) -> None:
@@ -276,7 +278,7 @@ class Agenda:
         """Postpone a ledger that could not be finished; return when it is due again.
 
         is_lost: entries are lost, so it does not become due by time. If it has news, a bookie that returned may have
-            these entries, so it is due at once.
+            these entries, or there is new damage, so it is due at once.
         for_s: seconds before which a retry is useless; this does not count as a failed attempt.
         """
         item = self._items.get(ledger_id)

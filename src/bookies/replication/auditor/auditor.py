@@ -31,6 +31,8 @@ from bookies.runtime.tasks import all_of
 
 WAITING = "waiting for its election"
 PATROL_S = 60.0  # longest wait before it determines again which checks are due
+RENEWED_S = 86_400.0  # between two writes of a mark for damage that stays
+REPORTED_MAX = 50_000  # ledgers with reports of damage whose times are kept; marks of others are always written
 
 
 class Auditor:
@@ -50,6 +52,7 @@ class Auditor:
         # Each with the start of its absence before the pass: one that returned and was lost again is checked again.
         self._audited: Mapping[BookieId, object] = {}
         self._hurried: Mapping[BookieId, object] = {}
+        self._reported_ms: dict[int, int] = {}  # by ledger: time of the mark that was written for damage
 
     @property
     def is_at_work(self) -> bool:
@@ -166,6 +169,8 @@ class Auditor:
         self._note(report)
         self.doing = f"looking for {' and '.join(report.checks)}"
         coverage, counts = Coverage(), LedgerCounts(report.began_ms)
+        due_ms = report.began_ms - RENEWED_S * 1000
+        self._reported_ms = {ledger_id: at_ms for ledger_id, at_ms in self._reported_ms.items() if at_ms > due_ms}
         async for page in records(self._parts.driver, rate, coverage):
             if await self._parts.switch.is_off():
                 return False
@@ -208,17 +213,21 @@ class Auditor:
         await all_of(work() for _ in range(lanes))
 
     async def _inspect(self, ledger: Versioned, checks: Sequence[Check]) -> int:
-        """Run the checks on one ledger; return the number of marks created or extended, 0 or 1."""
+        """Run the checks on one ledger; return the number of marks written, 0 or 1."""
         replicas: dict[BookieId, None] = {}
-        is_bad = False
+        is_bad = is_damage = False
         for check in checks:
             bad = await check.inspect(ledger)
             if bad is not None:
                 is_bad = True
+                is_damage |= check.asks_bookies
                 replicas.update(dict.fromkeys(bad))
         if not is_bad:
             return 0
+        ledger_id, now_ms = ledger.metadata.ledger_id, self._parts.runtime.clock.wall_ms()
         marked = await self._parts.driver.recovery.mark(
-            ledger.metadata.ledger_id, list(replicas), self._parts.runtime.clock.wall_ms()
+            ledger_id, list(replicas), now_ms, is_damage=is_damage, stands_ms=self._reported_ms.get(ledger_id)
         )
+        if marked and is_damage and len(self._reported_ms) < REPORTED_MAX:
+            self._reported_ms[ledger_id] = now_ms
         return int(marked)

@@ -51,7 +51,11 @@ class PassReport(Struct):
 
 
 class Check(Protocol):
-    """Check of an auditor. `name`: as in reports. `asks_bookies`: slow, so only some ledgers are checked at a time."""
+    """Check of an auditor. `name`: as in reports.
+
+    `asks_bookies`: bookies report what it finds, so it is damage of bookies that are there. It is slow, so only some
+    ledgers are checked at a time.
+    """
 
     name: str
     asks_bookies: bool

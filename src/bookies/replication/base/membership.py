@@ -16,7 +16,7 @@ from bookies.errors import MetadataCorrupt
 from bookies.metadata.interface import MetadataDriver, Watch
 from bookies.metadata.interface.driver import BookieSet
 from bookies.metadata.shared import BookieNotes
-from bookies.metadata.shared.bookie_notes import Note, Notes
+from bookies.metadata.shared.bookie_notes import Notes
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.repair.absence import HURRY_S, Absence
 from bookies.protocol.repair.repair_work import Circumstances
@@ -164,7 +164,7 @@ class Membership:
         """Return the bookies in maintenance, and those of `named` that are to be emptied; with the reason."""
         now_ms = self._clock.wall_ms()
         return {
-            bookie: why_avoided(note)
+            bookie: note.why_avoided
             for bookie, note in self._notes.current.by_bookie.items()
             if (note.maintenance is not None and note.maintenance.until_ms > now_ms)
             or (note.draining is not None and bookie in named)
@@ -190,7 +190,7 @@ class Membership:
         known = [bookie for bookie in named if bookie not in (*registered, *excused)]
         only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
         lost = dict.fromkeys([*known, *only_claimed])
-        unwanted = {bookie: why_avoided(note) for bookie, note in self._notes.current.by_bookie.items()}
+        unwanted = {bookie: note.why_avoided for bookie, note in self._notes.current.by_bookie.items()}
         return Circumstances(
             registered,
             tuple(lost),
@@ -308,6 +308,15 @@ class Membership:
         """Return the version of the known notes about single bookies."""
         return self._notes.current.version
 
+    async def knows_new_drains(self) -> bool:
+        """Read the notes, and report whether other bookies are to be emptied than before. Raises `MetadataError`.
+
+        A mark may name a bookie that is to be emptied. It must not be deleted by a process that did not know that.
+        """
+        before = self.draining
+        await self.read_notes()
+        return self.draining != before
+
     async def read_notes(self) -> None:
         """Read the notes about single bookies; afterwards they are not older than the call. Raises `MetadataError`."""
         await self._notes.read()
@@ -347,8 +356,3 @@ class Membership:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def why_avoided(note: Note) -> str:
-    """Return why a bookie with this note gets no data."""
-    return "it is to be emptied" if note.draining is not None else "it is in maintenance"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bookies.config import RecoveryConfig
 from bookies.errors import InvalidArgument
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import AuditKind
@@ -21,5 +22,7 @@ async def request_audit(driver: MetadataDriver, *, with_checks: bool = False) ->
     if with_checks:
         for kind in AuditKind:
             await store.set_checked_at_ms(kind, 0)
-    await store.set_lost_bookie_delay_s(await store.lost_bookie_delay_s() or 0)
+    # A store without a delay gets the one that an auditor would set: 0 would end the protection of restarts.
+    delay_s = await store.init_lost_bookie_delay_s(RecoveryConfig().lost_bookie_delay_s)
+    await store.set_lost_bookie_delay_s(delay_s)
     return auditor

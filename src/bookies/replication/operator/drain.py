@@ -338,6 +338,7 @@ class Drain:
     async def _ledger(self, portion: Portion) -> None:
         """Process one ledger under its lock; afterwards it is finished, or its obstacle is known."""
         store, ledger_id, work = self._driver.recovery, portion.ledger_id, self._work
+        await self._membership.refresh()  # A drain may take hours, in which operators announce other things.
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
         presumed = PresumedLost.of(mark, self._witnesses, [self._bookie])
@@ -355,13 +356,14 @@ class Drain:
             if outcome is None:
                 work.finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
-                await store.done(lock)
+                if not await self._membership.knows_new_drains():
+                    await store.done(lock)
             elif outcome.state is not RepairState.HEALTHY and ledger_id not in work.blocked:
                 work.marked[ledger_id] = None
                 known = self._membership.circumstances()
                 named = [bookie for bookie in outcome.bookies if bookie in known.registered or bookie in known.lost]
                 # A bookie that is away for less than the delay is not named: workers would treat it as lost.
-                await store.mark(ledger_id, named, self._wall_ms())
+                await store.mark(ledger_id, named, self._wall_ms(), is_damage=True)
         finally:
             work.busy.pop(ledger_id, None)
             work.done.entries += totals.entries
@@ -504,17 +506,16 @@ class Drain:
 
         Deletes the cookie only in the version that was read before the last listing of the records. Raises
         `VersionConflict` if it has changed (the bookie was started with other directories), `BookKeeperError` if the
-        bookie is registered or named.
+        bookie is registered or named, or the drain was cancelled.
         """
+        await self._note("it is checked before its removal")  # The reads are newer than this write, as in `_rounds`.
+        if self._is_cancelled:
+            raise BookKeeperError(f"bookie {self._bookie} keeps its cookie: its drain was cancelled meanwhile")
         try:
             _, version = await self._driver.read_cookie(self._bookie)
         except CookieNotFound:
             version = None
-        mode = await self._mode()
-        if mode != "down":
-            raise BookKeeperError(
-                f"bookie {self._bookie} is registered ({mode}), so it keeps its cookie: stop it first"
-            )
+        await self._check_down()
         left: list[int] = []
 
         async def collect(ledger: Versioned) -> None:
@@ -527,6 +528,7 @@ class Drain:
             raise BookKeeperError(
                 f"bookie {self._bookie} keeps its cookie: {len(left or unreadable):,} ledgers {problem} ({ids})"
             )
+        await self._check_down()  # The records of many ledgers take minutes to read.
         if version is not None:
             try:
                 await self._driver.delete_cookie(self._bookie, version)
@@ -538,3 +540,11 @@ class Drain:
                 ) from error
         await note_place(self._driver, self._bookie, None)
         await self._notes.end_draining(self._bookie)
+
+    async def _check_down(self) -> None:
+        """Raise `BookKeeperError` if the bookie is registered."""
+        mode = await self._mode()
+        if mode != "down":
+            raise BookKeeperError(
+                f"bookie {self._bookie} is registered ({mode}), so it keeps its cookie: stop it first"
+            )

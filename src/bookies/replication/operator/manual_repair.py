@@ -162,6 +162,7 @@ class ManualRepair:
             return 0.0 if seals else UNLIMITED_S
 
         for _ in range(TRIES):
+            await self._membership.refresh()
             mark = await store.mark_of(ledger_id)
             seen = await witnesses(self._driver)
             presumed = PresumedLost.of(mark, seen, lost)
@@ -178,9 +179,15 @@ class ManualRepair:
                     may_lack=partial(self._membership.may_lack, () if mark is None else mark.replicas, None),
                 )
                 outcome = await LedgerRepair(self._administration, rules, account).run(ledger_id)
-                if outcome.state is not RepairState.HEALTHY or mark is None or await store.done(lock):
+                if outcome.state is not RepairState.HEALTHY:
                     break
-            # It was marked again meanwhile, perhaps for something else.
+                # It may be marked meanwhile, or marked again, for something that this repair did not look for.
+                if mark is None:
+                    is_unmarked = await store.mark_of(ledger_id) is None
+                else:
+                    is_unmarked = not await self._membership.knows_new_drains() and await store.done(lock)
+                if is_unmarked:
+                    break
         else:
             raise LedgerLocked("other processes keep marking the ledger; repeat the repair later", ledger_id=ledger_id)
         outcome.waits = _advised(ledger_id, outcome.waits, bool(seen))

@@ -3,20 +3,25 @@
 The state is in the records alone, so a renaming can be aborted at any time, and repeated. Each record is changed by
 compare-and-swap under the ledger's lock. A repair that has read the old name finds the change by its own swap.
 A replica is renamed only if the bookie of the new name lists its entries, unless the operator waives this. A record
-that names a bookie without the entries would make their copies under the old name surplus.
+that names a bookie without the entries would make their copies under the old name surplus. In a fragment that may grow
+an entry may be acknowledged that no bookie knows to be confirmed: if the new bookie denied it, a recovery could end the
+ledger before it. So there the new bookie must list every entry up to the last one that any other bookie of the fragment
+lists, and all of them must answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, LedgerUnknownToBookie, MetadataError
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.ledger.operator_change import renamed, stays_named
 from bookies.protocol.pacing import RateLimit
+from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.fragments import missing_runs
 from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.replication_records import Coverage, records
@@ -110,20 +115,34 @@ class Renaming:
             fragment
             for fragment in await self._administration.fragments_of(ledger)
             if self._old in fragment.ensemble
-            and not fragment.is_doubtful
             and not stays_named(record, fragment.first, self._old, self._new, with_growing=rules.with_growing)
         ]
         if not fragments:
             return ""
-        try:
-            held = await self._administration.list_entries(self._new, record.ledger_id)
-        except LedgerUnknownToBookie:
-            held = []
+        if not record.is_closed and fragments[-1].first == record.last_fragment_first_entry:
+            fragments[-1] = await self._grown(fragments[-1])
+        held = await self._listed(self._new, record.ledger_id)
         for fragment in fragments:
             missing = missing_runs(fragment.stored(fragment.ensemble.index(self._old)), held)
             if missing:
                 return f"{self._new} does not list entries {missing[0].start} to {missing[0].stop - 1}"
         return ""
+
+    async def _grown(self, fragment: Fragment) -> Fragment:
+        """Return a fragment that may grow, up to the last entry that one of its other bookies lists.
+
+        Raises the error of a bookie that does not answer.
+        """
+        others = [bookie for bookie in fragment.ensemble if bookie != self._old]
+        lists = await all_of(self._listed(bookie, fragment.ledger_id) for bookie in others)
+        ends = [runs[-1].stop - 1 for runs in lists if runs]
+        return replace(fragment, last=max([*ends, fragment.first - 1 if fragment.is_doubtful else fragment.last]))
+
+    async def _listed(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
+        try:
+            return await self._administration.list_entries(bookie, ledger_id)
+        except LedgerUnknownToBookie:
+            return ()
 
 
 def _are_alike(record: LedgerMetadata, verified: LedgerMetadata) -> bool:

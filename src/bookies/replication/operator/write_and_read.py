@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from bookies.client.client import Client
 from bookies.errors import BookKeeperError
 from bookies.model import BookieId
+from bookies.protocol.repair.fragments import ReplicaState
 
 PASSWORD = b"sanity"
 
@@ -17,7 +18,8 @@ async def write_and_read(
 ) -> str:
     """Write payloads to all of these bookies, read them, delete the ledger. Return the problem; empty: there is none.
 
-    A bookie that fails during the writes is replaced, which is a problem. Raises `MetadataError` if the ledger cannot
+    A bookie that fails during the writes is replaced, which is a problem. A reader asks one bookie for each entry, so
+    the replicas of the others are read too. Raises `MetadataError` if the ledger cannot
     be deleted; then its id is in the error.
     """
     ledger_id = None
@@ -31,9 +33,15 @@ async def write_and_read(
                 read = [entry.payload async for entry in reader.read()]
             if read != list(payloads):
                 return f"{len(read):,} entries were read, and they are not the {len(payloads):,} that were written"
-            used = (await client.metadata(ledger_id)).bookies
-            replaced = [bookie for bookie in bookies if bookie not in used]
-            return f"{', '.join(replaced)} failed during the writes and was replaced" if replaced else ""
+            check = await client.administration().check_ledger(ledger_id, percentage=100)
+            replaced = [bookie for bookie in bookies if bookie not in check.metadata.last_ensemble]
+            if replaced:
+                return f"{', '.join(replaced)} failed during the writes and was replaced"
+            for replica in (replica for verdict in check.fragments for replica in verdict.replicas):
+                if replica.state is not ReplicaState.OK:
+                    why = replica.error or "it is no longer registered"
+                    return f"{replica.bookie} has acknowledged entries and does not deliver them: {why}"
+            return ""
     except BookKeeperError as error:
         return str(error)
     except TimeoutError:

@@ -33,7 +33,6 @@ from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Balancer, 
 from bookies.protocol.repair.drain import Forecast, interleaved, portion_of
 from bookies.protocol.repair.fragments import fragments_to_check
 from bookies.protocol.repair.relief import Relief
-from bookies.replication.base.membership import why_avoided
 from bookies.replication.base.operator_parts import Operator
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.runtime.tasks import all_of
@@ -134,7 +133,7 @@ class Balance:
         neither give nor receive.
         """
         notes, modes = await self._notes.read(), await self._driver.modes()
-        excluded = {bookie: why_avoided(note) for bookie, note in notes.by_bookie.items()}
+        excluded = {bookie: note.why_avoided for bookie, note in notes.by_bookie.items()}
         room: dict[BookieId, int] = {}
         writable = [bookie for bookie, mode in modes.items() if mode is BookieMode.WRITABLE and bookie not in excluded]
         for bookie, space in zip(writable, await all_of(map(self._space, writable)), strict=True):
@@ -155,7 +154,7 @@ class Balance:
             if bookie not in room and bookie not in excluded:
                 excluded[bookie] = "it is read-only" if bookie in modes else "it is not registered"
         announced = {  # A bookie that is empty already does not count as being drained.
-            bookie: why_avoided(note)
+            bookie: note.why_avoided
             for bookie, note in notes.by_bookie.items()
             if note.maintenance is not None or bookie in named
         }
@@ -330,6 +329,9 @@ class Balance:
             fragment = next((candidate for candidate in fragments if candidate.first == move.first), None)
             if fragment is None or fragment.ensemble[move.position] != move.source:
                 return "the ledger has changed meanwhile"
+            await administration.access.locate()
+            if (why := administration.access.avoided().get(move.target)) is not None:
+                return f"{move.target} gets no more data since the plan was made: {why}"
             if move.target in fragment.ensemble:
                 return f"{move.target} already has another position of the fragment"
             worse = await self._is_worse(fragment, move)

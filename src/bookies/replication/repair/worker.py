@@ -256,6 +256,8 @@ class Worker:
             try:
                 await self._parts.switch.wait_on()
                 await self._rank()
+                if await self._parts.switch.is_off():  # The reads and their rate limit may have taken long.
+                    continue
             except MetadataError as error:
                 await self._wait_for_store(error)
                 continue
@@ -326,6 +328,8 @@ class Worker:
         if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
             seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
             self._named[ledger_id] = {bookie: seen.get(bookie, now) for bookie in mark.replicas}
+        if lock.mark_version is not None:
+            item.version = lock.mark_version  # This repair stands for it. Another one in a listing is news.
         rules = RepairRules(
             circumstances=partial(self._circumstances, ledger_id),
             grace=self._grace_left,

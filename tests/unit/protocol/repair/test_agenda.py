@@ -150,6 +150,18 @@ def test_a_mark_that_is_renewed_is_looked_at_at_once() -> None:
     assert (item.ledger_id, item.named, item.version) == (1, 2, 2)
 
 
+def test_a_mark_that_is_renewed_during_an_attempt_that_finds_a_loss_is_looked_at_again() -> None:
+    found = agenda()
+    offer(found, (1, 1, 1))
+    assert taken(found) == 1
+    found.begin_listing()
+    found.offer(1, 1, 9, 2)
+    found.end_listing()
+    assert found.postpone(1, 3.0, is_lost=True) == 3.0
+    assert taken(found, 3.0) == 1
+    assert found.postpone(1, 4.0, is_lost=True) == module.NEVER
+
+
 def test_shares_are_disjoint_complete_and_about_equal() -> None:
     for step in (1, 4, 1 << 20):
         counts = [sum(Share(position, 4).has(number * step) for number in range(4000)) for position in range(4)]
