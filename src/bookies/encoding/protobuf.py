@@ -176,7 +176,8 @@ def _from_text(schema: Schema, fields: Iterable[tuple[str, object]]) -> Message:
                 raise ValueError(f"{name} is {value}")
             message.append((name, int(kind[value])))
         elif _is_number(kind) and isinstance(value, int):
-            message.append((name, _checked(name, value)))
+            number = _checked(name, value)
+            message.append((name, int(kind(number)) if isinstance(kind, type) else number))
         elif kind == "bytes" and isinstance(value, bytes):
             message.append((name, value))
         else:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bookies.encoding.protobuf import Schema, pack_text, parse_text
 from bookies.encoding.textproto import Symbol, pack, parse, quote
+from bookies.model import LedgerState
 
 
 def test_canonical_form() -> None:
@@ -99,3 +101,11 @@ def test_errors_name_the_line() -> None:
 def test_only_known_values_are_written() -> None:
     with pytest.raises(TypeError, match="cannot write a float"):
         pack([("a", 1.5)])
+
+
+def test_a_number_of_an_enumeration_is_one_that_it_has() -> None:
+    schema = Schema({"state": (1, LedgerState)})
+    assert parse_text(schema, b"state: 3") == [("state", LedgerState.CLOSED)]
+    assert pack_text(schema, [("state", 3)]) == b"state: CLOSED\n"
+    with pytest.raises(ValueError, match="-5 is not a valid LedgerState"):
+        parse_text(schema, b"state: -5\nstate: OPEN\n")
