@@ -18,6 +18,7 @@ from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.base.cursor_store import SEQUENCES
 from bookies.client.log.base.log_operations import LogContext
 from bookies.client.log.base.log_reader import LogReader
+from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record, pack_record
 from bookies.encoding.record_sets import codec_of, pack_sets
 from bookies.errors import (
@@ -52,6 +53,8 @@ SNAPSHOT_SIZE = 16 << 20  # or bytes of them
 SAVE_S = 5.0  # seconds for a leader's snapshot; without it the next leader reads more
 CONFLICTS_MAX = 8
 
+Append = Callable[[Sequence[Payload]], Awaitable[Position]]
+
 
 class Appended(NamedTuple):
     """Result of an append. `first`, `last`: positions; None: not known any more, because many entries followed.
@@ -76,16 +79,18 @@ class Leader(Protocol):
     @property
     def ledger_id(self) -> int: ...
 
-    async def append_entries(self, entries: Sequence[bytes]) -> Position: ...
-
 
 class SequencedWriter:
-    """Writer of numbered entries of one log, for any number of named writers. Made by `Log.sequenced`."""
+    """Writer of numbered entries of one log, for any number of named writers. Made by `Log.sequenced`.
 
-    def __init__(self, parts: LogContext, driver: MetadataDriver, leader: Leader) -> None:
+    `append`: the leader's, of packed entries.
+    """
+
+    def __init__(self, parts: LogContext, driver: MetadataDriver, leader: Leader, append: Append) -> None:
         self._parts = parts
         self._driver = driver
         self._leader = leader
+        self._append_entries = append
         self._record = SEQUENCES + leader.name
         self._version = 0  # of that record
         self._sequences = Sequences()
@@ -103,14 +108,14 @@ class SequencedWriter:
         return self._unknown
 
     @classmethod
-    async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: Leader) -> SequencedWriter:
+    async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: Leader, append: Append) -> SequencedWriter:
         """Return a writer that knows all numbers in the log. Raises as `Log.sequenced`."""
         if parts.records.current.record_format == RAW:
             raise InvalidArgument(
                 f"log {leader.name} keeps raw values, without room for a writer's number: create a log with "
                 f"record_format={ENVELOPE}, or append without a number"
             )
-        writer = cls(parts, driver, leader)
+        writer = cls(parts, driver, leader, append)
         for conflicts in range(CONFLICTS_MAX):
             if await writer._load():
                 return writer
@@ -156,7 +161,7 @@ class SequencedWriter:
         epoch, append = self._leader.epoch, object()
         self._floors[append] = self._end
         try:
-            last = await self._leader.append_entries(entries)
+            last = await self._append_entries(entries)
             if self._leader.epoch != epoch:  # They may be in two ledgers.
                 raise LogError(f"a ledger of log {self._leader.name} was replaced: the positions are unknown")
         except InvalidArgument:
@@ -270,18 +275,21 @@ class SequencedWriter:
         now_ms = self._parts.runtime.clock.wall_ms()
         entries = reader.read(start)
         decode = entries.decode
-        manifest, is_complete = None, False
+        manifest, is_complete, foreign = None, False, set[int]()
         async for batch in entries.batches():
             if reader.manifest is not manifest:
                 manifest = reader.manifest
                 is_complete = start is not None and not _is_compacted(manifest, start)
+                foreign |= {extent.ledger_id for extent in manifest.extents if extent.txn is not None}
+            self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
+            if batch.ledger_id in foreign:
+                continue
             for record in decode.intact(batch.ledger_id, batch.entry_ids, batch.payloads()):
                 numbered = _number_of(record)
                 if numbered is not None:
                     writer, number, seen_ms = numbered
                     run = Run(number, 1, record.position, decode.is_sets)
                     self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms), is_complete=is_complete)
-            self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
 
 
 class NumberedAppends:
@@ -293,11 +301,11 @@ class NumberedAppends:
         self._turn = asyncio.Lock()
         self._writer: SequencedWriter | None = None
 
-    async def writer(self, leader: Leader) -> SequencedWriter:
-        """Return the writer, which appends through `leader`. Raises as `Log.sequenced`."""
+    async def writer(self, leader: Leader, append: Append) -> SequencedWriter:
+        """Return the writer, which appends through `leader`, by its `append`. Raises as `Log.sequenced`."""
         async with self._turn:
             if self._writer is None:
-                self._writer = await SequencedWriter.begin(await self._open_parts(), self._driver, leader)
+                self._writer = await SequencedWriter.begin(await self._open_parts(), self._driver, leader, append)
             return self._writer
 
     async def save(self, confirmed: Position | None) -> None:
