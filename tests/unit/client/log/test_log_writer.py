@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from tests.fakes.world import World
 
 from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
+from bookies.client.log.base.log_operations import take_over
 from bookies.client.log.log_writer import NO_ENTRY
 from bookies.encoding.envelope import parse_record
 from bookies.errors import (
@@ -20,9 +22,11 @@ from bookies.errors import (
     LedgerClosed,
     LogError,
     LogFenced,
+    MetadataError,
     SequenceGap,
     WrongExpectedLast,
 )
+from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import RECORD_SIZE_MAX
 from bookies.model import BookieId
 from bookies.protocol.log import Position
@@ -36,6 +40,54 @@ def with_log(act: Act, record_format: str = "raw", **settings: object) -> None:
 
 async def values(log: Log) -> list[bytes | None]:
     return [parse_record(payload).value for payload in await payloads(log)]
+
+
+class LosingDriver(MemoryDriver):
+    """Loses the reply to the first write of a log's list, after `meanwhile` was done."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
+        version = await super().write_record(name, data, expected_version)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+            raise MetadataError("the reply is lost")
+        return version
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_a_leader_whose_take_over_was_answered_too_late_does_not_take_its_successor_s_epoch(is_leader: bool) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        former = await log.lead()
+        runtime = world.runtime("slow")
+        driver = LosingDriver(world.store, runtime)
+        await driver.open()
+        slow, successors = Log(client, runtime, driver, "orders", b""), []
+        parts = await slow._parts()
+
+        async def succeed() -> None:
+            successors.append(await log.lead())
+            await successors[0].append(b"a", producer="w", sequence=0)
+
+        driver.meanwhile = succeed
+        if is_leader:
+            with pytest.raises(LogFenced, match="another process took the log over"):
+                await take_over(parts, leader=former.epoch)
+            await successors[0].append(b"b", producer="w", sequence=1)
+        else:
+            leader = await slow.lead()
+            assert leader.epoch > successors[0].epoch
+            with pytest.raises(LogFenced):
+                await successors[0].append(b"b", producer="w", sequence=1)
+            for number, value in enumerate((b"a", b"b")):  # The first one is a repeat.
+                await leader.append(value, producer="w", sequence=number)
+            await leader.close()
+        await (await log.lead()).close()
+        assert await values(log) == [b"a", b"b"]
+        await driver.close()
+
+    with_log(act, "envelope")
 
 
 # -- numbered by a producer ------------------------------------------------------------------------------------------
