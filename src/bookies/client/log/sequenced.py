@@ -34,7 +34,7 @@ from bookies.errors import (
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM, RAW, SETS
+from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM, PARTED, RAW, SETS
 from bookies.protocol.log.records import LogRecord
 from bookies.protocol.log.sequences import (
     CURSOR,
@@ -245,7 +245,7 @@ class SequencedWriter:
         snapshot = parse_sequences(self._leader.name, self._parts.records.current.token, data) if data else None
         if snapshot is None:
             manifest = await self._parts.records.refresh()
-            if MIGRATED_FROM in manifest.extra:  # Its snapshot was left behind.
+            if not manifest.extra.keys().isdisjoint((MIGRATED_FROM, PARTED)):  # Its snapshot may be left behind.
                 self._ledgers = set()
                 await self._read(None)
             elif (extent := manifest.find(self._end)) is not None:

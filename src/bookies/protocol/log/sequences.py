@@ -183,6 +183,11 @@ class Sequences:
                 return run.position_of(number)
         return None
 
+    def ends(self) -> list[Position]:
+        """Return the positions after the last entries of the writers."""
+        last = [(state.runs[-1], state.last) for state in self._writers.values() if state.runs]
+        return [run.position_of(number).next for run, number in last]
+
     # -- the snapshot ------------------------------------------------------------------------------------------------
     def pack(self, token: str, position: Position) -> bytes:
         """Return the stored record: JSON, one line. `token`: of the log. `position`: up to which it was read."""
