@@ -18,6 +18,7 @@ from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.base.cursor_store import SEQUENCES
 from bookies.client.log.base.log_operations import LogContext
 from bookies.client.log.base.log_reader import LogReader
+from bookies.client.log.base.seeking import points_of
 from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record, pack_record
 from bookies.encoding.record_sets import codec_of, pack_sets
@@ -27,6 +28,8 @@ from bookies.errors import (
     LogError,
     LogFenced,
     LogTruncated,
+    MetadataCorrupt,
+    NotSupported,
     RecordNotFound,
     SequenceGap,
     VersionConflict,
@@ -35,7 +38,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM, PARTED, RAW, SETS
-from bookies.protocol.log.records import LogRecord
+from bookies.protocol.log.log_times import Point, ended_ms
 from bookies.protocol.log.sequences import (
     CURSOR,
     HEADER,
@@ -272,24 +275,29 @@ class SequencedWriter:
             await reader.close()
 
     async def _scan(self, reader: LogReader, start: Position | None) -> None:
-        now_ms = self._parts.runtime.clock.wall_ms()
+        now_ms, points = self._parts.runtime.clock.wall_ms(), list[Point]()
+        with contextlib.suppress(MetadataCorrupt, NotSupported):  # All writers count as active then.
+            points = await points_of(self._parts)
         entries = reader.read(start)
         decode = entries.decode
-        manifest, is_complete, foreign = None, False, set[int]()
+        manifest, is_complete, foreign, ends = None, False, set[int](), dict[int, int]()
         async for batch in entries.batches():
             if reader.manifest is not manifest:
                 manifest = reader.manifest
                 is_complete = start is not None and not _is_compacted(manifest, start)
                 foreign |= {extent.ledger_id for extent in manifest.extents if extent.txn is not None}
+                ended = ended_ms(manifest, points)
+                ends = {extent.ledger_id: ended.get(extent.seq, now_ms) for extent in manifest.extents}
             self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
             if batch.ledger_id in foreign:
                 continue
+            # A record's own time is the application's, perhaps long before the append.
+            seen_ms = min(ends.get(batch.ledger_id, now_ms), now_ms)
             for record in decode.intact(batch.ledger_id, batch.entry_ids, batch.payloads()):
-                numbered = _number_of(record)
-                if numbered is not None:
-                    writer, number, seen_ms = numbered
+                if (numbered := number_of(record)) is not None:
+                    writer, number = numbered
                     run = Run(number, 1, record.position, decode.is_sets)
-                    self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms), is_complete=is_complete)
+                    self._sequences.add(writer, run, seen_ms, is_complete=is_complete)
 
 
 class NumberedAppends:
@@ -326,9 +334,3 @@ def _numbered(number: int, record: Record, writer: str, now_ms: int) -> Record:
     headers = (*(record.headers or ()), (HEADER, pack_number(writer, number)))
     timestamp_us = now_ms * 1000 if record.timestamp_us is None else record.timestamp_us
     return record._replace(headers=headers, timestamp_us=timestamp_us)
-
-
-def _number_of(record: LogRecord) -> tuple[str, int, int] | None:
-    """Return the writer, number and time (ms; 0: none) of a record; None if it is not numbered."""
-    numbered = number_of(record)
-    return None if numbered is None else (*numbered, (record.timestamp_us or 0) // 1000)

@@ -16,9 +16,11 @@ from bookies.client.log.sequenced import SNAPSHOT_ENTRIES, SequencedWriter
 from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.envelope import Record, pack_record, parse_record
 from bookies.errors import CursorBehind, InvalidArgument, LogError, LogFenced, MetadataError, SequenceGap
+from bookies.metadata.embedded import MemoryDriver
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import MIGRATED_FROM
-from bookies.protocol.log.sequences import CURSOR, HEADER, pack_number
+from bookies.protocol.log.sequences import CURSOR, HEADER, WRITER_AGE_MS, WRITERS_MAX, pack_number
+from bookies.runtime.ports import Clock
 
 
 def with_log(act: Act) -> None:
@@ -181,6 +183,39 @@ def test_a_leader_stores_the_numbers_when_it_rolls_and_at_its_end() -> None:
                 await leader.append(b"repeated", producer="w", sequence=number)
             await leader.append(b"d", producer="w", sequence=3)
         assert await values_of(log) == [b"d"]
+
+    with_log(act)
+
+
+class LaterClock:
+    def __init__(self, clock: Clock, ahead_ms: int) -> None:
+        self._clock, self._ahead_ms = clock, ahead_ms
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + self._ahead_ms
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+
+def test_a_writer_is_as_active_as_its_appends_and_not_as_the_times_of_its_records() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        leader, numbered = await lead(log)
+        old = [Record(b"backfilled", timestamp_us=1_600_000_000_000_000)]
+        await asyncio.gather(*(numbered.append(f"w{number}", 0, old) for number in range(WRITERS_MAX)))
+        await leader.abandon()  # without a snapshot of them
+        await (await log.lead()).close()
+        _, numbered = await lead(log)
+        with pytest.raises(InvalidArgument, match="1,000 writers"):
+            await numbered.append("new", 0, old)
+        assert (await numbered.append("w0", 0, old)).repeated == 1
+        runtime = world.runtime("later")
+        runtime = msgspec.structs.replace(runtime, clock=LaterClock(runtime.clock, WRITER_AGE_MS + 60_000))
+        driver = MemoryDriver(world.store, runtime)
+        await driver.open()
+        _, numbered = await lead(Log(client, runtime, driver, "orders", b""))
+        assert (await numbered.append("new", 0, old)).repeated == 0
+        await driver.close()
 
     with_log(act)
 
