@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
+from tests.fakes.bookie import FakeBookie
 from tests.fakes.logs import QUICK, Act, in_log, payloads
 from tests.fakes.world import World
 
@@ -32,6 +34,7 @@ from bookies.model import BookieId
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import pack_manifest
 from bookies.protocol.log.sequences import RUNS_MAX
+from bookies.wire.messages import AddRequest, AddResponses, Request, Response, Status
 
 
 def with_log(act: Act, record_format: str = "raw", **settings: object) -> None:
@@ -355,3 +358,49 @@ def test_an_append_that_waits_for_memory_compares_afterwards() -> None:
         assert len(await payloads(log)) == 12
 
     with_log(act, memory_limit=64 << 10)
+
+
+def test_appends_that_wait_for_memory_in_a_failed_ledger_keep_their_order() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer = await log.lead()
+        first, holder = writer.ledger_id, await client.create()
+        broken = True
+
+        def answers(bookie: FakeBookie, request: Request) -> list[Response] | None:
+            if not broken or not isinstance(request, AddRequest):
+                return None
+            responses: list[Response] = []
+            for part in request.adds.parts():
+                ((ledger_id, entry_ids, _),) = part.stretches()
+                if ledger_id == first and not request.is_recovery:
+                    failure = AddResponses(request.version, Status.IO_ERROR, ledger_id, entry_ids, request.txn_ids)
+                    responses.append(failure)
+                elif ledger_id != holder.ledger_id:
+                    responses.append(bookie._add(request, part))
+            return responses
+
+        for bookie in world.bookies.values():
+            bookie.intercept = partial(answers, bookie)
+            bookie.delay_s = lambda request: 0.05
+        holding = asyncio.create_task(holder.append(bytes(50_000)))  # other ledgers share its client's memory
+        await asyncio.sleep(0)
+        appends = [asyncio.create_task(writer.append(b"0"))]
+        for number in range(1, 30):
+            await asyncio.sleep(0 if number > 1 else 0.01)
+            value = b"%d" % number + bytes(20_000)
+            appending = writer.append(value) if number % 3 else writer.append_many([value])
+            appends.append(asyncio.create_task(appending))
+        while writer.ledger_id == first:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        last = asyncio.create_task(writer.append(b"30" + bytes(20_000)))
+        await asyncio.sleep(0.1)
+        assert not any(append.done() for append in appends[1:])
+        broken = False
+        await holder.close()  # Its memory becomes free.
+        positions = await asyncio.gather(*appends, last)
+        assert positions == sorted(positions)
+        await asyncio.gather(holding, return_exceptions=True)
+        await writer.close()
+        assert [payload.rstrip(b"\0") for payload in await payloads(log)] == [b"%d" % number for number in range(31)]
+
+    with_log(act, memory_limit=64 << 10, add_timeout_ms=30_000)
