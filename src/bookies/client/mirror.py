@@ -113,6 +113,13 @@ class Growing(Struct):
     last: int = -1  # confirmed in the source
 
 
+class Followers(Struct):
+    """Records that follow the entries. `written`: those in the target; `late`: were ahead of the copy when read."""
+
+    written: dict[str, bytes]
+    late: list[NamedRecord]
+
+
 async def whole_list(client: Client, name: str, *, with_unconfirmed: bool = False) -> Manifest:
     """Return a log's list with all ends, an open ledger's up to its last add confirmed. Raises `LogNotFound`.
 
@@ -249,8 +256,7 @@ class LogMirror:
         self._source_list: Manifest
         self._growing: Growing | None = None
         self._held = AsyncExitStack()  # lock and reader of the growing ledger
-        self._followers: dict[str, bytes] = {}
-        self._late: list[NamedRecord] = []  # followers that were ahead of the copy when they were read
+        self._followers = Followers({}, [])
         self._state: MirrorState | None = None
         self._due_s = 0.0  # loop time of the next look at cursors and at the mirror's list
 
@@ -420,11 +426,11 @@ class LogMirror:
                 break
         if is_due:
             await self._follow(None if self._growing is None else self._growing.record.ledger_id)
-            for records in (followers, self._late):
+            for records in (followers, self._followers.late):
                 if not self._is_ahead(records):
                     await self._put_followers(records)
                     break
-            self._late = followers
+            self._followers.late = followers
             if self._growing is None:
                 await self._delete_leftover(None)
             await self._save()
@@ -568,7 +574,8 @@ class LogMirror:
 
     async def _read_followers(self) -> list[NamedRecord]:
         records = [await read_record(self._parts.driver, prefix + self.name) for prefix in FOLLOWERS]
-        return [record for record in records if record is not None and self._followers.get(record.name) != record.data]
+        written = self._followers.written
+        return [record for record in records if record is not None and written.get(record.name) != record.data]
 
     def _is_ahead(self, records: Sequence[NamedRecord]) -> bool:
         """Report whether writers' numbers among followers may be of entries that are not copied.
@@ -596,7 +603,7 @@ class LogMirror:
     async def _put_followers(self, records: Sequence[NamedRecord]) -> None:
         for record in reversed(records):  # The cursor that guards the numbers must not be ahead of them.
             await Filling(self._there, "", "").put([record])
-            self._followers[record.name] = record.data
+            self._followers.written[record.name] = record.data
 
     async def _save(self, beginning: tuple[int, int] | None = None) -> None:
         """Record the progress in the target: what is left to copy, and since when.
