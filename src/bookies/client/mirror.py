@@ -41,6 +41,8 @@ from bookies.errors import (
     LogExists,
     LogFenced,
     LogNotFound,
+    MetadataCorrupt,
+    NotSupported,
     RecordExists,
     RecordNotFound,
 )
@@ -67,6 +69,7 @@ from bookies.protocol.log.migration import (
     origin_of,
     switched_over,
 )
+from bookies.protocol.log.sequences import parse_sequences
 
 FOLLOWERS = (CURSORS, TIMES, HISTORY, SEQUENCES)  # records that are copied as they are
 IDS_APART = 10_000  # ledger ids that one side may use before the other side learns of it
@@ -108,6 +111,13 @@ class Growing(Struct):
     reader: LedgerReader
     next: int = 0
     last: int = -1  # confirmed in the source
+
+
+class Followers(Struct):
+    """Records that follow the entries. `written`: those in the target; `late`: were ahead of the copy when read."""
+
+    written: dict[str, bytes]
+    late: list[NamedRecord]
 
 
 async def whole_list(client: Client, name: str, *, with_unconfirmed: bool = False) -> Manifest:
@@ -246,7 +256,7 @@ class LogMirror:
         self._source_list: Manifest
         self._growing: Growing | None = None
         self._held = AsyncExitStack()  # lock and reader of the growing ledger
-        self._followers: dict[str, bytes] = {}
+        self._followers = Followers({}, [])
         self._state: MirrorState | None = None
         self._due_s = 0.0  # loop time of the next look at cursors and at the mirror's list
 
@@ -335,6 +345,10 @@ class LogMirror:
                     f"the target was the source once, and only it has {ranges_text(missing)}. They stay readable in "
                     "their ledgers with `bk ledger read`; repeat with --drop to leave them out of the log"
                 )
+            if missing and is_stopped:  # It may have numbers of these entries.
+                with suppress(RecordNotFound):
+                    _, version = await self._there.read_record(SEQUENCES + self.name)
+                    await self._there.delete_record(SEQUENCES + self.name, version)
 
     async def _part_ids(self) -> None:
         """Let the target create ledgers only under ids that the source does not use for a long time."""
@@ -412,7 +426,11 @@ class LogMirror:
                 break
         if is_due:
             await self._follow(None if self._growing is None else self._growing.record.ledger_id)
-            await self._put_followers(followers)
+            for records in (followers, self._followers.late):
+                if not self._is_ahead(records):
+                    await self._put_followers(records)
+                    break
+            self._followers.late = followers
             if self._growing is None:
                 await self._delete_leftover(None)
             await self._save()
@@ -556,11 +574,36 @@ class LogMirror:
 
     async def _read_followers(self) -> list[NamedRecord]:
         records = [await read_record(self._parts.driver, prefix + self.name) for prefix in FOLLOWERS]
-        return [record for record in records if record is not None and self._followers.get(record.name) != record.data]
+        written = self._followers.written
+        return [record for record in records if record is not None and written.get(record.name) != record.data]
+
+    def _is_ahead(self, records: Sequence[NamedRecord]) -> bool:
+        """Report whether writers' numbers among followers may be of entries that are not copied.
+
+        A leader stores the numbers of entries that it has not announced yet, and the source may be lost before it does.
+        The source's list was read after them, so an entry that it lacks was truncated.
+        """
+        for record in records:
+            if record.name == SEQUENCES + self.name:
+                try:
+                    snapshot = parse_sequences(self.name, self._source_list.token, record.data)
+                except (MetadataCorrupt, NotSupported):
+                    continue  # The next leader reports it.
+                if snapshot is not None and not all(map(self._is_copied, (snapshot[1], *snapshot[0].ends()))):
+                    return True
+        return False
+
+    def _is_copied(self, end: Position) -> bool:
+        """Report whether the copy has all entries of a ledger before a position."""
+        extent, growing = self._source_list.find(end), self._growing
+        if extent is None or extent.storage in self._complete:
+            return True
+        return growing is not None and growing.record.ledger_id == extent.storage and end.entry_id <= growing.next
 
     async def _put_followers(self, records: Sequence[NamedRecord]) -> None:
-        await Filling(self._there, "", "").put(records)
-        self._followers |= {record.name: record.data for record in records}
+        for record in reversed(records):  # The cursor that guards the numbers must not be ahead of them.
+            await Filling(self._there, "", "").put([record])
+            self._followers.written[record.name] = record.data
 
     async def _save(self, beginning: tuple[int, int] | None = None) -> None:
         """Record the progress in the target: what is left to copy, and since when.

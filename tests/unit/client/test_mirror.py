@@ -14,7 +14,7 @@ from tests.fakes.world import World, play
 from bookies.client import mirror as mirroring
 from bookies.client.client import Client
 from bookies.client.mirror import LogMirror, mirror_state, promote, ranges_text, stop_writing, whole_list
-from bookies.encoding.envelope import Record
+from bookies.encoding.envelope import Record, parse_record
 from bookies.errors import (
     BookKeeperError,
     InvalidArgument,
@@ -28,6 +28,7 @@ from bookies.errors import (
 )
 from bookies.protocol.log import Position
 from bookies.protocol.log.migration import end_of, is_mirror, missing_in
+from bookies.wire.messages import WriteLacRequest
 
 
 def play_two(act: Callable[[World, World, Client, Client], Coroutine[Any, Any, None]], bookie_count: int = 1) -> None:
@@ -399,6 +400,83 @@ def test_numbers_of_writers_are_known_after_the_switch_over() -> None:
             appended = await writer.append("shop", 2, [Record(b"two"), Record(b"three")])
             assert appended.repeated == 1
         assert len(await entries(target)) == 3
+
+    play_two(act)
+
+
+async def lose(world: World) -> None:
+    for name in list(world.bookies):
+        await world.take_down(name)
+
+
+async def repeated(client: Client, number: int, text: bytes) -> int:
+    """Append an entry of writer shop; return how many were there before."""
+    async with client.log("orders").lead() as leader:
+        return (await (await client.log("orders").sequenced(leader)).append("shop", number, [Record(text)])).repeated
+
+
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_a_mirror_knows_no_number_of_an_entry_that_it_never_got(is_announced: bool) -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source, record_format="envelope")
+        for bookie in world.bookies.values():  # An entry is announced by the next one only.
+            bookie.intercept = lambda request: [] if isinstance(request, WriteLacRequest) else None
+        leader = await source.log("orders").lead()
+        writer = await source.log("orders").sequenced(leader)
+        await writer.append("shop", 1, [Record(b"one")])
+        async with LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await mirror.step()
+            await asyncio.sleep(mirroring.SAVE_S)
+            await writer.append("shop", 2, [Record(b"two")])
+            await writer.save()
+            await mirror.step()  # is due
+            if is_announced:
+                await asyncio.sleep(mirroring.SAVE_S)
+                await writer.append("shop", 3, [Record(b"three")])
+                await writer.save()
+                await mirror.step()  # puts the numbers of the step before
+            await lose(world)
+        await promote(target, "orders")
+        assert await repeated(target, 1, b"one") == 1
+        assert await repeated(target, 2, b"two") == is_announced
+        assert await repeated(target, 3, b"three") == 0
+        assert [parse_record(entry).value for _, entry in await entries(target)] == [b"one", b"two", b"three"]
+        await leader.abandon()
+
+    play_two(act)
+
+
+def test_a_mirror_that_got_no_numbers_reads_them_in_the_log() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source, record_format="envelope")
+        async with LogMirror(source, target, "orders") as mirror:
+            await mirror.begin()
+            await mirror.step()
+            for number in (1, 2):
+                assert await repeated(source, number, b"%d" % number) == 0
+            await mirror.step()  # is not due
+            await lose(world)
+        await promote(target, "orders")
+        assert [await repeated(target, number, b"%d" % number) for number in (1, 2, 3)] == [1, 1, 0]
+
+    play_two(act)
+
+
+def test_a_former_source_forgets_the_numbers_of_what_it_drops() -> None:
+    async def act(world: World, other: World, source: Client, target: Client) -> None:
+        await new_log(source, record_format="envelope")
+        await append(source, b"without a number")
+        await mirrored(source, target)
+        await repeated(source, 1, b"lost")
+        await promote(target, "orders")
+        await append(target, b"own")
+        async with LogMirror(target, source, "orders") as back:
+            await back.begin(drops=True)
+            await back.step()
+        await lose(other)
+        await promote(source, "orders")
+        assert [await repeated(source, 1, b"lost") for _ in range(2)] == [0, 1]
 
     play_two(act)
 

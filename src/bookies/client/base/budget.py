@@ -18,7 +18,7 @@ class MemoryBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     def __repr__(self) -> str:
         return f"<MemoryBudget {self.used:,} of {self.limit:,} bytes used, {len(self._waiters)} waiting>"
@@ -34,18 +34,21 @@ class MemoryBudget:
         """Take `size` bytes even beyond the limit: for an entry that the current holders of memory wait for."""
         self.used += size
 
-    async def acquire(self, size: int) -> None:
-        """Wait for `size` free bytes and take them. Raises `InvalidArgument` if they exceed the limit."""
+    async def acquire(self, size: int, granted: asyncio.Future[int] | None = None) -> None:
+        """Wait for `size` free bytes and take them. Raises `InvalidArgument` if they exceed the limit.
+
+        `granted`: the future to wait for. Another error that it gets ends the wait, and is raised.
+        """
         if size > self.limit:
             raise InvalidArgument(f"{size:,} bytes in one operation exceed memory_limit = {self.limit:,}")
         if self.try_acquire(size):
             return
-        granted = asyncio.get_running_loop().create_future()
+        granted = granted or asyncio.get_running_loop().create_future()
         self._waiters.append((size, granted))
         try:
             await granted
-        except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+        except BaseException:
+            if not granted.cancelled() and granted.done() and granted.exception() is None:
                 self.release(size)
             else:
                 self._waiters = deque(waiter for waiter in self._waiters if waiter[1] is not granted)
@@ -61,11 +64,11 @@ class MemoryBudget:
     def _grant(self) -> None:
         while self._waiters:
             size, granted = self._waiters[0]
-            if granted.cancelled():
+            if granted.done():
                 self._waiters.popleft()
                 continue
             if self.used + size > self.limit:
                 return
             self._waiters.popleft()
             self.used += size
-            granted.set_result(None)
+            granted.set_result(size)

@@ -213,8 +213,12 @@ class LogWriter:
     async def append_entries(self, entries: Sequence[Payload], *, timeout: float | None = None) -> Position:
         """Append entries that have the log's record format already, byte for byte: copies, or packed elsewhere.
 
-        See `append_many`, which is for values and records.
+        See `append_many`, which is for values and records. Raises `InvalidArgument` also for an entry with the number
+        of a producer: the number counts only in the log that has it.
         """
+        return await self._append_packed(entries, timeout)
+
+    async def _append_packed(self, entries: Sequence[Payload], timeout: float | None = None) -> Position:
         return await self._appending(list(entries), timeout)
 
     def append_nowait(
@@ -268,7 +272,7 @@ class LogWriter:
 
     async def numbered(self) -> SequencedWriter:
         """Return its writer of numbered entries: see `Log.sequenced`."""
-        return await self._numbered.writer(self)
+        return await self._numbered.writer(self, self._append_packed)
 
     async def _append_after(self, payload: Payload, expected: Position | None) -> Position:
         """Append one entry if the last one has this position; None: any. Raises `WrongExpectedLast`."""

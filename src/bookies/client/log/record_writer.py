@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bookies.client.base.arguments import whole_number
 from bookies.client.log.log_writer import NO_ENTRY, LogWriter
@@ -10,7 +10,10 @@ from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record, pack_record
 from bookies.errors import InvalidArgument
 from bookies.protocol.log import Position
-from bookies.protocol.log.records import Headers, entry_of, record_of
+from bookies.protocol.log.records import Decoder, Headers, entry_of, record_of
+from bookies.protocol.log.sequences import HEADER, check_unnumbered
+
+_HEADER = HEADER.encode()
 
 
 class RecordLogWriter(LogWriter):
@@ -47,9 +50,19 @@ class RecordLogWriter(LogWriter):
         """See `LogWriter.append_many`."""
         now_us = self._now_us()
         if producer is None and sequence is None:
-            return await self.append_entries([entry_of(payload, now_us) for payload in payloads], timeout=timeout)
+            return await self._append_packed([entry_of(payload, now_us) for payload in payloads], timeout)
         records = [record_of(payload, now_us) for payload in payloads]
         return await self._in_time(self._append_numbered(records, producer, sequence), timeout)
+
+    async def append_entries(self, entries: Sequence[Payload], *, timeout: float | None = None) -> Position:
+        """See `LogWriter.append_entries`."""
+        entries = list(entries)
+        copies = [bytes(entry) for entry in entries if isinstance(entry, bytes | bytearray | memoryview)]
+        decoder = Decoder(self.name, self.manifest.record_format)
+        if not decoder.is_sets:  # Search costs little, and only the others are packed.
+            copies = [entry for entry in copies if _HEADER in entry]
+        check_unnumbered(self.name, decoder.intact(self.ledger_id, range(len(copies)), copies))
+        return await self._append_packed(entries, timeout)
 
     async def _append_numbered(self, records: list[Record], producer: str | None, sequence: int | None) -> Position:
         if producer is None or sequence is None:

@@ -347,7 +347,7 @@ class Compactor:
                     async for batch in batches:
                         payloads = batch.payloads()
                         for entry_id, entry in zip(batch.entry_ids, payloads, strict=True):
-                            scan.add(shift + entry_id, entry)
+                            scan.add(shift + entry_id, entry, may_be_numbered=extent.txn is None)
                         if scan.passes == 1:
                             entries, size = entries + len(payloads), size + sum(map(len, payloads))
             scan.end()

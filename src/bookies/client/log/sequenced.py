@@ -18,6 +18,8 @@ from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.base.cursor_store import SEQUENCES
 from bookies.client.log.base.log_operations import LogContext
 from bookies.client.log.base.log_reader import LogReader
+from bookies.client.log.base.seeking import points_of
+from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record, pack_record
 from bookies.encoding.record_sets import codec_of, pack_sets
 from bookies.errors import (
@@ -26,6 +28,8 @@ from bookies.errors import (
     LogError,
     LogFenced,
     LogTruncated,
+    MetadataCorrupt,
+    NotSupported,
     RecordNotFound,
     SequenceGap,
     VersionConflict,
@@ -33,8 +37,8 @@ from bookies.errors import (
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM, RAW, SETS
-from bookies.protocol.log.records import LogRecord
+from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM, PARTED, RAW, SETS
+from bookies.protocol.log.log_times import Point, ended_ms
 from bookies.protocol.log.sequences import (
     CURSOR,
     HEADER,
@@ -51,6 +55,8 @@ SNAPSHOT_ENTRIES = 10_000  # numbered entries after which the state is stored ag
 SNAPSHOT_SIZE = 16 << 20  # or bytes of them
 SAVE_S = 5.0  # seconds for a leader's snapshot; without it the next leader reads more
 CONFLICTS_MAX = 8
+
+Append = Callable[[Sequence[Payload]], Awaitable[Position]]
 
 
 class Appended(NamedTuple):
@@ -76,16 +82,18 @@ class Leader(Protocol):
     @property
     def ledger_id(self) -> int: ...
 
-    async def append_entries(self, entries: Sequence[bytes]) -> Position: ...
-
 
 class SequencedWriter:
-    """Writer of numbered entries of one log, for any number of named writers. Made by `Log.sequenced`."""
+    """Writer of numbered entries of one log, for any number of named writers. Made by `Log.sequenced`.
 
-    def __init__(self, parts: LogContext, driver: MetadataDriver, leader: Leader) -> None:
+    `append`: the leader's, of packed entries.
+    """
+
+    def __init__(self, parts: LogContext, driver: MetadataDriver, leader: Leader, append: Append) -> None:
         self._parts = parts
         self._driver = driver
         self._leader = leader
+        self._append_entries = append
         self._record = SEQUENCES + leader.name
         self._version = 0  # of that record
         self._sequences = Sequences()
@@ -103,14 +111,14 @@ class SequencedWriter:
         return self._unknown
 
     @classmethod
-    async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: Leader) -> SequencedWriter:
+    async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: Leader, append: Append) -> SequencedWriter:
         """Return a writer that knows all numbers in the log. Raises as `Log.sequenced`."""
         if parts.records.current.record_format == RAW:
             raise InvalidArgument(
                 f"log {leader.name} keeps raw values, without room for a writer's number: create a log with "
                 f"record_format={ENVELOPE}, or append without a number"
             )
-        writer = cls(parts, driver, leader)
+        writer = cls(parts, driver, leader, append)
         for conflicts in range(CONFLICTS_MAX):
             if await writer._load():
                 return writer
@@ -156,7 +164,7 @@ class SequencedWriter:
         epoch, append = self._leader.epoch, object()
         self._floors[append] = self._end
         try:
-            last = await self._leader.append_entries(entries)
+            last = await self._append_entries(entries)
             if self._leader.epoch != epoch:  # They may be in two ledgers.
                 raise LogError(f"a ledger of log {self._leader.name} was replaced: the positions are unknown")
         except InvalidArgument:
@@ -240,7 +248,7 @@ class SequencedWriter:
         snapshot = parse_sequences(self._leader.name, self._parts.records.current.token, data) if data else None
         if snapshot is None:
             manifest = await self._parts.records.refresh()
-            if MIGRATED_FROM in manifest.extra:  # Its snapshot was left behind.
+            if not manifest.extra.keys().isdisjoint((MIGRATED_FROM, PARTED)):  # Its snapshot may be left behind.
                 self._ledgers = set()
                 await self._read(None)
             elif (extent := manifest.find(self._end)) is not None:
@@ -267,21 +275,29 @@ class SequencedWriter:
             await reader.close()
 
     async def _scan(self, reader: LogReader, start: Position | None) -> None:
-        now_ms = self._parts.runtime.clock.wall_ms()
+        now_ms, points = self._parts.runtime.clock.wall_ms(), list[Point]()
+        with contextlib.suppress(MetadataCorrupt, NotSupported):  # All writers count as active then.
+            points = await points_of(self._parts)
         entries = reader.read(start)
         decode = entries.decode
-        manifest, is_complete = None, False
+        manifest, is_complete, foreign, ends = None, False, set[int](), dict[int, int]()
         async for batch in entries.batches():
             if reader.manifest is not manifest:
                 manifest = reader.manifest
                 is_complete = start is not None and not _is_compacted(manifest, start)
-            for record in decode.intact(batch.ledger_id, batch.entry_ids, batch.payloads()):
-                numbered = _number_of(record)
-                if numbered is not None:
-                    writer, number, seen_ms = numbered
-                    run = Run(number, 1, record.position, decode.is_sets)
-                    self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms), is_complete=is_complete)
+                foreign |= {extent.ledger_id for extent in manifest.extents if extent.txn is not None}
+                ended = ended_ms(manifest, points)
+                ends = {extent.ledger_id: ended.get(extent.seq, now_ms) for extent in manifest.extents}
             self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
+            if batch.ledger_id in foreign:
+                continue
+            # A record's own time is the application's, perhaps long before the append.
+            seen_ms = min(ends.get(batch.ledger_id, now_ms), now_ms)
+            for record in decode.intact(batch.ledger_id, batch.entry_ids, batch.payloads()):
+                if (numbered := number_of(record)) is not None:
+                    writer, number = numbered
+                    run = Run(number, 1, record.position, decode.is_sets)
+                    self._sequences.add(writer, run, seen_ms, is_complete=is_complete)
 
 
 class NumberedAppends:
@@ -293,11 +309,11 @@ class NumberedAppends:
         self._turn = asyncio.Lock()
         self._writer: SequencedWriter | None = None
 
-    async def writer(self, leader: Leader) -> SequencedWriter:
-        """Return the writer, which appends through `leader`. Raises as `Log.sequenced`."""
+    async def writer(self, leader: Leader, append: Append) -> SequencedWriter:
+        """Return the writer, which appends through `leader`, by its `append`. Raises as `Log.sequenced`."""
         async with self._turn:
             if self._writer is None:
-                self._writer = await SequencedWriter.begin(await self._open_parts(), self._driver, leader)
+                self._writer = await SequencedWriter.begin(await self._open_parts(), self._driver, leader, append)
             return self._writer
 
     async def save(self, confirmed: Position | None) -> None:
@@ -318,9 +334,3 @@ def _numbered(number: int, record: Record, writer: str, now_ms: int) -> Record:
     headers = (*(record.headers or ()), (HEADER, pack_number(writer, number)))
     timestamp_us = now_ms * 1000 if record.timestamp_us is None else record.timestamp_us
     return record._replace(headers=headers, timestamp_us=timestamp_us)
-
-
-def _number_of(record: LogRecord) -> tuple[str, int, int] | None:
-    """Return the writer, number and time (ms; 0: none) of a record; None if it is not numbered."""
-    numbered = number_of(record)
-    return None if numbered is None else (*numbered, (record.timestamp_us or 0) // 1000)

@@ -146,12 +146,11 @@ class SetLogWriter(RecordLogWriter):
             return await super().append_many(payloads, producer=producer, sequence=sequence, timeout=timeout)
         now_us = self._now_us()
         sets = pack_sets([record_of(payload, now_us) for payload in payloads], self._codec, now_us)
-        return await self.append_entries([entry for _, entry in sets], timeout=timeout)
+        return await self._append_packed([entry for _, entry in sets], timeout)
 
-    async def append_entries(self, entries: Sequence[Payload], *, timeout: float | None = None) -> Position:
-        """See `LogWriter.append_entries`."""
+    async def _append_packed(self, entries: Sequence[Payload], timeout: float | None = None) -> Position:
         await self._close_set()
-        return await super().append_entries(entries, timeout=timeout)
+        return await super()._append_packed(entries, timeout)
 
     async def _close_set(self) -> None:
         """Close the open set, and let its task go first."""

@@ -169,7 +169,10 @@ class LogTransaction:
         await part.append_many([entry])
 
     async def append_entries(self, entries: Sequence[Payload]) -> None:
-        """Append entries that have the log's record format already, byte for byte: see `LogWriter.append_entries`."""
+        """Append entries that have the log's record format already, byte for byte.
+
+        See `LogWriter.append_entries`; numbers of producers in them are accepted here, and do not count.
+        """
         await self._open_part().append_many(entries)
 
     def _now_us(self) -> int:

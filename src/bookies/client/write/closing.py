@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.write.adds import AddChannel
 from bookies.client.write.send_scheduler import FifoLock
-from bookies.errors import AckQuorumTimeout, BookKeeperError, ClientClosed, MetadataError, VersionConflict
+from bookies.errors import AckQuorumTimeout, BookKeeperError, ClientClosed, LedgerFenced, MetadataError, VersionConflict
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import CloseLedger
 from bookies.protocol.ledger.ledger import close_needed, closed
@@ -215,3 +215,15 @@ class LedgerCloser:
             return False
         self._has_written(self._written, error)
         return True
+
+
+def unknown_outcome(error: BookKeeperError, ledger_id: int, entry_id: int) -> BookKeeperError:
+    """Return the error of one pending append, which must not be mistaken for "not stored"."""
+    about = copy.copy(error)
+    message = error.message
+    if isinstance(error, LedgerFenced):
+        message = "another client recovers or has recovered the ledger, so this writer has ended"
+    about.args = (f"{message}: the entry may or may not be stored",)
+    about.ledger_id, about.entry_id = ledger_id, entry_id
+    about.__cause__ = error
+    return about

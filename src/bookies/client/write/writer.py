@@ -23,7 +23,6 @@ Source: client-protocol 2.3 to 2.13, 2.16, 2.21.
 from __future__ import annotations
 
 import asyncio
-import copy
 from bisect import bisect_right
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from functools import partial
@@ -36,7 +35,7 @@ from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.transport.open_ledgers import AddOptions
 from bookies.client.write.adds import AddChannel, LedgerFrames, SendWindow, take_futures
 from bookies.client.write.announcements import LedgerAnnouncements
-from bookies.client.write.closing import LedgerCloser, OpenLedger
+from bookies.client.write.closing import LedgerCloser, OpenLedger, unknown_outcome
 from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere
 from bookies.client.write.send_scheduler import FifoLock
 from bookies.client.write.write_context import WriteContext, with_candidates
@@ -47,7 +46,6 @@ from bookies.errors import (
     ClientClosed,
     InvalidArgument,
     LedgerClosed,
-    LedgerFenced,
     LocalProtocolError,
     NotSupported,
     WriteFailed,
@@ -74,8 +72,8 @@ class LedgerWriter:
     __slots__ = (
         "__weakref__", "_announcements", "_announcer", "_batch_size_max", "_bookies", "_budget", "_channel", "_closer",
         "_counts", "_failed_bookie", "_final_length", "_forced_length", "_futures", "_is_held", "_is_lone", "_latency",
-        "_loop", "_overhead", "_payload_size_max", "_payloads", "_pipeline", "_pool", "_proof", "_queue_for_memory",
-        "_quorum_timeout", "_record", "_rules", "_scheduler", "_tasks", "_timed_last", "_timed_s",
+        "_loop", "_memory", "_overhead", "_payload_size_max", "_payloads", "_pipeline", "_pool", "_proof",
+        "_queue_for_memory", "_quorum_timeout", "_record", "_rules", "_scheduler", "_tasks", "_timed_last", "_timed_s",
         "_waiting",
     )  # fmt: skip
 
@@ -103,6 +101,7 @@ class LedgerWriter:
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._task_died)
         self._queue_for_memory = FifoLock()  # of appends; entries get their ids in the order of the calls
+        self._memory: list[asyncio.Future[int]] = []  # for which the first of them waits
         self._payloads: list[bytes] = []  # appends of this loop iteration, not packaged yet
         self._futures: list[asyncio.Future[int]] = []
         self._waiting: list[tuple[int, list[asyncio.Future[int]]]] = []  # first id, futures from it on
@@ -270,12 +269,11 @@ class LedgerWriter:
         `timeout`: seconds. Raises `BookieBusy` on timeout, `LedgerClosed`.
         """
         await (self._room() if timeout is None else self._in_time(self._room(), deadline_of(timeout)))
-        self._check_open()
 
     async def _room(self) -> None:
         async with self._queue_for_memory:
             size = self._payload_size_max + self._overhead
-            await self._budget.acquire(size)
+            await self._acquire(size)
             self._budget.release(size)
 
     async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
@@ -435,7 +433,8 @@ class LedgerWriter:
         if self._budget.try_acquire(size):
             return
         self._flush()  # Otherwise it could wait for memory that its own queue holds.
-        await self._budget.acquire(size)
+        self._memory = [self._loop.create_future()]
+        await self._budget.acquire(size, self._memory[0])
         try:
             self._check_open()
         except LedgerClosed:
@@ -558,8 +557,9 @@ class LedgerWriter:
         self._final_length = self._confirmed_length()
         for entry_id, future in self._take_waiting(last):
             if not future.done():
-                _fail(future, _unknown(error, self.ledger_id, entry_id))
+                _fail(future, unknown_outcome(error, self.ledger_id, entry_id))
         self._closer.wake()
+        self._refuse(self._memory)
         if self._is_held:
             self._resume()
 
@@ -569,6 +569,7 @@ class LedgerWriter:
         self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
 
     def on_close(self, close: CloseLedger) -> None:
+        self._refuse(self._memory)
         self._closer.begin(close)
 
     def on_released(self, size: int) -> None:
@@ -631,6 +632,9 @@ class LedgerWriter:
         self._quorum_timeout.stop()
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()
+        self._refuse(self._memory)
+        async with self._queue_for_memory:  # What waited in it knows now that it was not sent.
+            pass
         await self._closer.wait_written()
         await self._tasks.stop()
 
@@ -640,6 +644,7 @@ class LedgerWriter:
         self._quorum_timeout.stop()
         self._channel.carry_out(self._pipeline.abandon(ClientClosed("the client was closed", ledger_id=self.ledger_id)))
         self._flush()
+        self._refuse(self._memory)
 
     async def wait_whole(self) -> None:
         """Wait until all replicas of the ledger's entries have answered, if it was sealed by this writer."""
@@ -686,15 +691,3 @@ def _fail(future: asyncio.Future[int], error: BookKeeperError) -> None:
     """Fail an append that may never be awaited: `seal` reports the failure, so asyncio need not log each one."""
     future.set_exception(error)
     future.exception()
-
-
-def _unknown(error: BookKeeperError, ledger_id: int, entry_id: int) -> BookKeeperError:
-    """Return the error of one pending append, which must not be mistaken for "not stored"."""
-    about = copy.copy(error)
-    message = error.message
-    if isinstance(error, LedgerFenced):
-        message = "another client recovers or has recovered the ledger, so this writer has ended"
-    about.args = (f"{message}: the entry may or may not be stored",)
-    about.ledger_id, about.entry_id = ledger_id, entry_id
-    about.__cause__ = error
-    return about

@@ -10,7 +10,7 @@ Four rules keep the log right for everyone:
 * Order. An entry goes because a later one supersedes it. Extents are swapped from the oldest on. So a tombstone is
   never gone while a record that it deletes is still there, whenever the work stops.
 * Numbers. The last numbered record of each producer stays for any key, because a leader finds the numbers of
-  producers in the log (`protocol/log/sequences.py`).
+  producers in the log (`protocol/log/sequences.py`). Those that a transaction has added do not count.
 * Swap. It needs the new ledgers, and each extent as it was read, unless it was truncated. It stops at the first extent
   that another compaction has changed, because a younger tombstone may stand for a record in it. A new ledger that is
   not listed then is garbage. It has the labels of a transaction that never commits, so `Log.reap` finds it.
@@ -80,13 +80,13 @@ class KeyScan:
         self.passes += 1
         return True
 
-    def add(self, ordinal: int, entry: bytes) -> None:
-        """Add the next entry of the pass."""
+    def add(self, ordinal: int, entry: bytes, *, may_be_numbered: bool = True) -> None:
+        """Add the next entry of the pass. `may_be_numbered`: no transaction has added it."""
         try:
             record = parse_record(entry)
         except MetadataCorrupt:
             return  # It stays: readers report it.
-        if self.passes == 1 and (numbered := number_of(record)) is not None:
+        if may_be_numbered and self.passes == 1 and (numbered := number_of(record)) is not None:
             self._producers[numbered[0]] = ordinal, len(entry)
         if record.key is None:
             return

@@ -2,7 +2,7 @@
 
 A *writer* is a name that its application chooses, with a number that grows by one with each entry. Both are in a header
 of the entry's record, so entry and number are stored together or not at all. The state is a pure function of the log:
-the last number of each writer, and the positions of its latest entries. Four invariants make an append idempotent:
+the last number of each writer, and the positions of its latest entries. Five invariants make an append idempotent:
 
 * Order. A leader appends a number only after the one before it, or as a writer's first one. It sends the entries of a
   writer one append after the other. After an append whose outcome is unknown it appends no numbered entry any more.
@@ -11,6 +11,8 @@ the last number of each writer, and the positions of its latest entries. Four in
 * Snapshot. The state at a position is stored in a record, before the first numbered entry and now and then afterwards.
   It is valid for ever, because entries before a position do not change. A new leader reads the snapshot, and the log
   from its position on, which is a bounded part.
+* Origin. A number counts only in the log for which it was chosen, so not in entries of transactions: leaders alone
+  append numbered entries, and what a transaction adds may be copied from another log.
 * Guard. A cursor of the log is at the snapshot's position and moves with it, in one transaction. So truncation keeps
   what the next leader must read. A forced truncation may remove them; then repeats of them are not recognized.
 
@@ -20,6 +22,7 @@ Source: docs/reference/http.md, "Exactly once".
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -38,7 +41,8 @@ RUNS_MAX = 16  # of a writer: positions of older entries are forgotten, their nu
 WRITERS_MAX = 1_000  # of a log; they share a record
 WRITER_AGE_MS = 7 * 24 * 3600 * 1000  # a writer without an entry for this time makes room for others
 NAME_LENGTH_MAX = 100
-NUMBER_MAX = (1 << 63) - 1
+NUMBER_MAX = (1 << 63) - 1  # numbers are smaller
+DIGITS_MAX = len(str(NUMBER_MAX))
 
 
 class Run(NamedTuple):
@@ -85,9 +89,11 @@ def pack_number(writer: str, number: int) -> bytes:
 
 
 def parse_number(value: bytes | None) -> tuple[str, int] | None:
-    """Return the writer and number of a header's value; None: an application uses the header in another way."""
+    """Return the writer and number of a header's value; None: it is none that `pack_number` returns."""
     name, _, digits = (value or b"").decode("latin-1").partition(":")
-    if not name or not NAME_CHARACTERS.issuperset(name) or not (digits.isascii() and digits.isdigit()):
+    if not 0 < len(name) <= NAME_LENGTH_MAX or not NAME_CHARACTERS.issuperset(name):
+        return None
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > DIGITS_MAX or int(digits) >= NUMBER_MAX:
         return None
     return name, int(digits)
 
@@ -95,6 +101,17 @@ def parse_number(value: bytes | None) -> tuple[str, int] | None:
 def number_of(record: Record | LogRecord) -> tuple[str, int] | None:
     """Return the writer and number of a record; None: it is not numbered."""
     return parse_number(next((value for name, value in reversed(record.headers or ()) if name == HEADER), None))
+
+
+def check_unnumbered(log: str, records: Iterable[LogRecord]) -> None:
+    """Check that no record to append has a number, which another log has given it. Raises `InvalidArgument`."""
+    for record in records:
+        if (numbered := number_of(record)) is not None:
+            writer, number = numbered
+            raise InvalidArgument(
+                f"an entry has the header {HEADER} of another log: number {number} of producer {writer} would count in "
+                f"log {log}. Append its value, key and other headers as a record"
+            )
 
 
 class Sequences:
@@ -165,6 +182,11 @@ class Sequences:
             if run.first <= number < run.first + run.total:
                 return run.position_of(number)
         return None
+
+    def ends(self) -> list[Position]:
+        """Return the positions after the last entries of the writers."""
+        last = [(state.runs[-1], state.last) for state in self._writers.values() if state.runs]
+        return [run.position_of(number).next for run, number in last]
 
     # -- the snapshot ------------------------------------------------------------------------------------------------
     def pack(self, token: str, position: Position) -> bytes:

@@ -265,7 +265,7 @@ class Scan(Struct, frozen=True):
                     return self._entries(worker, extent, paces)
 
                 for entries_read in worker.iterate(entries, lambda part: part.size, READ_AHEAD):
-                    yield _columns(seq, shift, entries_read)
+                    yield _columns(extent, shift, entries_read)
 
     async def _entries(
         self, worker: runtime.Worker, extent: Extent, paces: common.Paces
@@ -283,17 +283,17 @@ class Scan(Struct, frozen=True):
             ) from error
 
 
-def _columns(seq: int, shift: int, batch: EntryBatch) -> pa.RecordBatch:
+def _columns(extent: Extent, shift: int, batch: EntryBatch) -> pa.RecordBatch:
     rows = []
     for entry_id, entry in zip(batch.entry_ids, batch.payloads(), strict=True):
         try:
             record = parse_record(entry)
         except MetadataCorrupt:
             continue  # It stays: readers report it.
-        number = number_of(record)
+        number = number_of(record) if extent.txn is None else None
         if record.key is not None or number is not None:
             writer = None if number is None else number[0]
-            rows.append((seq, entry_id, shift + entry_id, record.key, record.value is None, writer))
+            rows.append((extent.seq, entry_id, shift + entry_id, record.key, record.value is None, writer))
     schema = schema_of_ddl(RECORDS)
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     return pa.RecordBatch.from_pydict(dict(zip(schema.names, columns, strict=True)), schema=schema)

@@ -204,7 +204,7 @@ def _follow(kept: dict[str, bytes], name: str, source: Manifest, restored: Manif
         is_known = (
             snapshot is not None
             and restored.find(snapshot[1]) is not None
-            and not is_after_end(snapshot[1], source, restored)
+            and not any(is_after_end(end, source, restored) for end in (snapshot[1], *snapshot[0].ends()))
         )
         if not is_known:  # It has numbers of lost entries. The next writer reads the log.
             del kept[SEQUENCES + name]

@@ -30,6 +30,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNotFound
 from bookies.protocol.log.log_model import ENVELOPE, RAW, SETS, Written, check_log_name
+from bookies.protocol.log.records import RESERVED
+from bookies.protocol.log.sequences import HEADER
 from bookies.spark.base import runtime
 from bookies.spark.write import dlog_batches, unchanged
 from bookies.spark.write.reaping import reap_once
@@ -426,11 +428,11 @@ def packed(columns: Mapping[str, pa.Array], record_format: str) -> tuple[bytes, 
 
     value = columns["value"].cast(pa.binary())
     if record_format == ENVELOPE:
-        key, timestamp = columns.get("key"), columns.get("timestamp")
+        key, timestamp, headers = columns.get("key"), columns.get("timestamp"), columns.get("headers")
         value = envelope.encode(
             value,
             None if key is None else key.cast(pa.binary()),
-            _plain_headers(columns.get("headers")),
+            None if headers is None else _own_headers(headers),
             None if timestamp is None else timestamp.cast(envelope.TIMESTAMP_TYPE),
         )
     elif value.null_count:
@@ -450,6 +452,8 @@ def records_of(columns: Mapping[str, pa.Array]) -> list[Record]:
     from bookies.spark.base import envelope
 
     rows = {name: columns[name].cast(data_type) for name, data_type in envelope.COLUMNS.items() if name in columns}
+    if "headers" in rows:
+        rows["headers"] = _own_headers(rows["headers"])
     if "timestamp" in rows:
         rows["timestamp"] = rows["timestamp"].cast(pa.int64())
     lists = [
@@ -461,10 +465,37 @@ def records_of(columns: Mapping[str, pa.Array]) -> list[Record]:
     ]
 
 
-def _plain_headers(headers: pa.Array | None) -> pa.Array | None:
+def _own_headers(headers: pa.Array) -> pa.Array:
+    """Return the headers without numbers of producers, which count only in the log that they were read from.
+
+    Raises `InvalidArgument` for another name that is reserved.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     from bookies.spark.base import envelope
 
-    return None if headers is None else headers.cast(envelope.HEADERS_TYPE)
+    headers = headers.cast(envelope.HEADERS_TYPE)
+    pairs = headers.flatten()  # Leaves out those of null rows.
+    names = pairs.field("key").fill_null("")
+    reserved = names.filter(pc.starts_with(names, RESERVED))
+    if not len(reserved):
+        return headers
+    for name in pc.unique(reserved).to_pylist():
+        if name != HEADER:
+            raise InvalidArgument(
+                f"column 'headers' has a header {name}: names that begin with {RESERVED} are reserved; rename it, or "
+                "filter it out"
+            )
+    stays = pc.not_equal(names, HEADER)
+    before = pc.list_value_length(headers).fill_null(0)
+    zero = pa.array([0], pa.int64())
+    bounds = pa.concat_arrays([zero, pc.cumulative_sum(before.cast(pa.int64()))])
+    counts = pa.concat_arrays([zero, pc.cumulative_sum(stays.cast(pa.int64()))])
+    offsets = counts.take(bounds).cast(pa.int32())
+    # A record that had only a number had no headers of its own.
+    is_null = pc.or_(headers.is_null(), pc.and_(pc.greater(before, 0), pc.equal(offsets[1:], offsets[:-1])))
+    return pa.ListArray.from_arrays(offsets, pairs.filter(stays), envelope.HEADERS_TYPE, mask=is_null)
 
 
 __all__ = ["BatchWriter", "Settings", "Share", "StreamWriter", "TaskMessage", "settings_of", "transaction_of"]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
+from tests.fakes.bookie import FakeBookie
 from tests.fakes.logs import QUICK, Act, in_log, payloads
 from tests.fakes.world import World
 
 from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
+from bookies.client.log.base.log_operations import take_over
 from bookies.client.log.log_writer import NO_ENTRY
 from bookies.encoding.envelope import parse_record
 from bookies.errors import (
@@ -20,14 +24,17 @@ from bookies.errors import (
     LedgerClosed,
     LogError,
     LogFenced,
+    MetadataError,
     SequenceGap,
     WrongExpectedLast,
 )
+from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import RECORD_SIZE_MAX
 from bookies.model import BookieId
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import pack_manifest
 from bookies.protocol.log.sequences import RUNS_MAX
+from bookies.wire.messages import AddRequest, AddResponses, Request, Response, Status
 
 
 def with_log(act: Act, record_format: str = "raw", **settings: object) -> None:
@@ -36,6 +43,54 @@ def with_log(act: Act, record_format: str = "raw", **settings: object) -> None:
 
 async def values(log: Log) -> list[bytes | None]:
     return [parse_record(payload).value for payload in await payloads(log)]
+
+
+class LosingDriver(MemoryDriver):
+    """Loses the reply to the first write of a log's list, after `meanwhile` was done."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
+        version = await super().write_record(name, data, expected_version)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+            raise MetadataError("the reply is lost")
+        return version
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_a_leader_whose_take_over_was_answered_too_late_does_not_take_its_successor_s_epoch(is_leader: bool) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        former = await log.lead()
+        runtime = world.runtime("slow")
+        driver = LosingDriver(world.store, runtime)
+        await driver.open()
+        slow, successors = Log(client, runtime, driver, "orders", b""), []
+        parts = await slow._parts()
+
+        async def succeed() -> None:
+            successors.append(await log.lead())
+            await successors[0].append(b"a", producer="w", sequence=0)
+
+        driver.meanwhile = succeed
+        if is_leader:
+            with pytest.raises(LogFenced, match="another process took the log over"):
+                await take_over(parts, leader=former.epoch)
+            await successors[0].append(b"b", producer="w", sequence=1)
+        else:
+            leader = await slow.lead()
+            assert leader.epoch > successors[0].epoch
+            with pytest.raises(LogFenced):
+                await successors[0].append(b"b", producer="w", sequence=1)
+            for number, value in enumerate((b"a", b"b")):  # The first one is a repeat.
+                await leader.append(value, producer="w", sequence=number)
+            await leader.close()
+        await (await log.lead()).close()
+        assert await values(log) == [b"a", b"b"]
+        await driver.close()
+
+    with_log(act, "envelope")
 
 
 # -- numbered by a producer ------------------------------------------------------------------------------------------
@@ -303,3 +358,49 @@ def test_an_append_that_waits_for_memory_compares_afterwards() -> None:
         assert len(await payloads(log)) == 12
 
     with_log(act, memory_limit=64 << 10)
+
+
+def test_appends_that_wait_for_memory_in_a_failed_ledger_keep_their_order() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer = await log.lead()
+        first, holder = writer.ledger_id, await client.create()
+        broken = True
+
+        def answers(bookie: FakeBookie, request: Request) -> list[Response] | None:
+            if not broken or not isinstance(request, AddRequest):
+                return None
+            responses: list[Response] = []
+            for part in request.adds.parts():
+                ((ledger_id, entry_ids, _),) = part.stretches()
+                if ledger_id == first and not request.is_recovery:
+                    failure = AddResponses(request.version, Status.IO_ERROR, ledger_id, entry_ids, request.txn_ids)
+                    responses.append(failure)
+                elif ledger_id != holder.ledger_id:
+                    responses.append(bookie._add(request, part))
+            return responses
+
+        for bookie in world.bookies.values():
+            bookie.intercept = partial(answers, bookie)
+            bookie.delay_s = lambda request: 0.05
+        holding = asyncio.create_task(holder.append(bytes(50_000)))  # other ledgers share its client's memory
+        await asyncio.sleep(0)
+        appends = [asyncio.create_task(writer.append(b"0"))]
+        for number in range(1, 30):
+            await asyncio.sleep(0 if number > 1 else 0.01)
+            value = b"%d" % number + bytes(20_000)
+            appending = writer.append(value) if number % 3 else writer.append_many([value])
+            appends.append(asyncio.create_task(appending))
+        while writer.ledger_id == first:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        last = asyncio.create_task(writer.append(b"30" + bytes(20_000)))
+        await asyncio.sleep(0.1)
+        assert not any(append.done() for append in appends[1:])
+        broken = False
+        await holder.close()  # Its memory becomes free.
+        positions = await asyncio.gather(*appends, last)
+        assert positions == sorted(positions)
+        await asyncio.gather(holding, return_exceptions=True)
+        await writer.close()
+        assert [payload.rstrip(b"\0") for payload in await payloads(log)] == [b"%d" % number for number in range(31)]
+
+    with_log(act, memory_limit=64 << 10, add_timeout_ms=30_000)

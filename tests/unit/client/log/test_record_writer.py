@@ -108,7 +108,7 @@ def test_a_raw_record_that_waits_at_the_gate_is_its_value() -> None:
 
 def test_entries_that_are_packed_already_stay_as_they_are() -> None:
     async def act(world: World, client: Client, log: Log) -> None:
-        packed = pack_record(Record(b"v", b"k", [("bk-sequence", b"w:1")], 5))
+        packed = pack_record(Record(b"v", b"k", [("text", b"bk-sequence")], 5))
         async with log.lead() as writer:
             await writer.append_entries([packed])
             await writer.append_entries([packed], timeout=60)

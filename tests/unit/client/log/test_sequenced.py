@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.fakes.logs import QUICK, Act, in_log
+from tests.fakes.logs import QUICK, Act, in_log, payloads
 from tests.fakes.world import World
 
 from bookies.client.client import Client
@@ -14,11 +14,13 @@ from bookies.client.log import Log, LogWriter
 from bookies.client.log.base.cursor_store import CURSORS, SEQUENCES
 from bookies.client.log.sequenced import SNAPSHOT_ENTRIES, SequencedWriter
 from bookies.client.write.manifest import ManifestLoop
-from bookies.encoding.envelope import Record, parse_record
+from bookies.encoding.envelope import Record, pack_record, parse_record
 from bookies.errors import CursorBehind, InvalidArgument, LogError, LogFenced, MetadataError, SequenceGap
+from bookies.metadata.embedded import MemoryDriver
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import MIGRATED_FROM
-from bookies.protocol.log.sequences import CURSOR
+from bookies.protocol.log.sequences import CURSOR, HEADER, WRITER_AGE_MS, WRITERS_MAX, pack_number
+from bookies.runtime.ports import Clock
 
 
 def with_log(act: Act) -> None:
@@ -185,6 +187,39 @@ def test_a_leader_stores_the_numbers_when_it_rolls_and_at_its_end() -> None:
     with_log(act)
 
 
+class LaterClock:
+    def __init__(self, clock: Clock, ahead_ms: int) -> None:
+        self._clock, self._ahead_ms = clock, ahead_ms
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + self._ahead_ms
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+
+def test_a_writer_is_as_active_as_its_appends_and_not_as_the_times_of_its_records() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        leader, numbered = await lead(log)
+        old = [Record(b"backfilled", timestamp_us=1_600_000_000_000_000)]
+        await asyncio.gather(*(numbered.append(f"w{number}", 0, old) for number in range(WRITERS_MAX)))
+        await leader.abandon()  # without a snapshot of them
+        await (await log.lead()).close()
+        _, numbered = await lead(log)
+        with pytest.raises(InvalidArgument, match="1,000 writers"):
+            await numbered.append("new", 0, old)
+        assert (await numbered.append("w0", 0, old)).repeated == 1
+        runtime = world.runtime("later")
+        runtime = msgspec.structs.replace(runtime, clock=LaterClock(runtime.clock, WRITER_AGE_MS + 60_000))
+        driver = MemoryDriver(world.store, runtime)
+        await driver.open()
+        _, numbered = await lead(Log(client, runtime, driver, "orders", b""))
+        assert (await numbered.append("new", 0, old)).repeated == 0
+        await driver.close()
+
+    with_log(act)
+
+
 def test_a_snapshot_that_the_store_refuses_ends_no_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         async def failing(*_: object) -> None:
@@ -283,3 +318,44 @@ def test_what_is_refused() -> None:
         await numbered.append("w", 0, records(b"x"))  # nothing was sent before
 
     with_log(act)
+
+
+@pytest.mark.parametrize("record_format", ["envelope", "sets"])
+def test_numbers_in_entries_that_were_copied_from_another_log_do_not_count(record_format: str) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        other = client.log("other")
+        await other.create(record_format=record_format)
+        for each, count in ((other, 10), (log, 2)):
+            async with each.lead() as leader:
+                for number in range(count):
+                    await leader.append(b"%d" % number, producer="w", sequence=number)
+        copies = await payloads(other)
+        async with log.transaction("copier", 1) as txn:
+            await txn.append_entries(copies)
+        async with log.lead() as leader:
+            with pytest.raises(InvalidArgument, match="number 0 of producer w would count in log orders"):
+                await leader.append_entries(copies)
+            for number in range(1, 4):  # The first one is a repeat.
+                await leader.append(b"own", producer="w", sequence=number)
+        async with log.open() as reader:
+            values = [record.value async for record in reader.read().records()]
+        assert values == [b"0", b"1", *(b"%d" % number for number in range(10)), b"own", b"own"]
+
+    in_log(act, record_format, **QUICK)
+
+
+def test_a_compaction_keeps_a_producer_s_own_last_number_and_not_one_that_was_copied() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer, numbered = await lead(log)
+        for number in range(2):
+            await numbered.append("w", number, [Record(b"own", b"key")])
+        await writer.abandon()  # without a snapshot of them
+        await (await log.lead()).close()
+        async with log.transaction("copier", 1) as txn:
+            await txn.append_entries([pack_record(Record(b"copy", b"key", [(HEADER, pack_number("w", 9))]))])
+        assert (await log.compact()).removed == 1
+        _, numbered = await lead(log)
+        assert (await numbered.append("w", 1, [Record(b"own", b"key")])).repeated == 1
+        assert (await numbered.append("w", 2, [Record(b"new", b"key")])).repeated == 0
+
+    in_log(act, "envelope", "key", **QUICK)

@@ -184,6 +184,34 @@ async def test_appends_that_wait_for_memory_are_not_overtaken(stage: Stage) -> N
     await ledger.close()
 
 
+@on_stage(memory_limit=1 << 20)
+async def test_appends_that_wait_for_memory_end_with_their_writer(stage: Stage) -> None:
+    """The memory may be another ledger's: nobody knows when it becomes free."""
+    for is_failure in (False, True):
+        ledger, budget = await stage.create(), MemoryBudget(1 << 20)
+        ledger._budget = budget
+        budget.take(1 << 20)
+        waiting: list[asyncio.Task[object]] = [asyncio.create_task(ledger.append(b"x")) for _ in range(3)]
+        waiting.append(asyncio.create_task(ledger.append_many([b"x"])))
+        waiting.append(asyncio.create_task(ledger.append(b"x", timeout=60)))
+        waiting.append(asyncio.create_task(ledger.wait_writable()))
+        await stage.settle()
+        assert not any(task.done() for task in waiting)
+        if is_failure:
+            ledger._task_died(RuntimeError("a bug"))
+            await stage.settle()
+        else:
+            await ledger.close()
+        assert all(task.done() for task in waiting)
+        for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(outcome, errors.LedgerClosed)
+            assert "nothing was sent" in str(outcome)
+        assert budget.used == 1 << 20
+        budget.release(1 << 20)
+        await budget.acquire(1 << 20)  # None of them is in its way.
+        await ledger.close()
+
+
 @on_stage()
 async def test_memory_is_held_until_the_slowest_replica_has_answered(stage: Stage) -> None:
     """Pains 40: entries are confirmed by two bookies, but the third's unanswered bytes stop the writer."""

@@ -7,6 +7,7 @@ import pytest
 from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported, SequenceGap
 from bookies.protocol.log import Position
 from bookies.protocol.log.sequences import (
+    NUMBER_MAX,
     RUNS_MAX,
     WRITER_AGE_MS,
     WRITERS_MAX,
@@ -100,7 +101,9 @@ def test_writers_that_are_no_longer_active_make_room() -> None:
 
 def test_names_and_headers() -> None:
     assert parse_number(pack_number("sensor-7", 12)) == ("sensor-7", 12)
-    for value in (None, b"", b"w", b":1", b"w:", b"w:-1", b"w:1x", b"a b:1", b"\xff:1", "w:²".encode()):
+    assert parse_number(pack_number("w", NUMBER_MAX - 1)) == ("w", NUMBER_MAX - 1)
+    no_numbers = (b"w:-1", b"w:1x", "w:²".encode(), pack_number("w", NUMBER_MAX), b"w:" + b"0" * 5000)
+    for value in (None, b"", b"w", b":1", b"w:", b"a b:1", b"\xff:1", b"x" * 101 + b":1", *no_numbers):
         assert parse_number(value) is None
     assert check_writer("sensor-7") == "sensor-7"
     for name in ("", "a b", "a:b", "x" * 101):

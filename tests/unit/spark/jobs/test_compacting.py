@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.logs import payloads
 from tests.fakes.world import World, play
 
@@ -189,11 +190,14 @@ def test_records_that_a_scan_returns() -> None:
         async with log.open() as reader:
             [batch] = [batch async for batch in reader.read().batches()]
         assert [*map(parse_record, batch.payloads())]
-        assert compacting._columns(7, 100, batch).to_pylist() == [
+        extent = Extent(7, batch.ledger_id)
+        assert compacting._columns(extent, 100, batch).to_pylist() == [
             {"extent": 7, "entry": 0, "ordinal": 100, "key": b"k", "is_tombstone": True, "writer": None},
             {"extent": 7, "entry": 2, "ordinal": 102, "key": None, "is_tombstone": False, "writer": "p"},
         ]
+        copied = compacting._columns(replace(extent, txn="load:1"), 100, batch)
+        assert copied.column("entry").to_pylist() == [0], "a number that was copied from another log keeps no entry"
         damaged = batch.slice(1, 1)
-        assert compacting._columns(7, 100, damaged).num_rows == 0
+        assert compacting._columns(extent, 100, damaged).num_rows == 0
 
     play(main, 3)

@@ -19,7 +19,7 @@ from bookies.protocol.log.cursors import Cursor, pack_cursors, parse_cursors
 from bookies.protocol.log.log_model import Extent, parse_manifest
 from bookies.protocol.log.log_times import Point, pack_times, parse_times
 from bookies.protocol.log.migration import FROM
-from bookies.protocol.log.sequences import CURSOR, Sequences
+from bookies.protocol.log.sequences import CURSOR, Run, Sequences
 from bookies.spark.jobs.backup import _reading, _report
 from bookies.spark.jobs.restore_cluster import Backup, _beginning, _ending, records_brought_back
 from bookies.spark.jobs.shared.common import JobConfig
@@ -81,9 +81,13 @@ def test_a_log_ends_where_the_backup_does_and_its_cursors_with_it() -> None:
 
 def test_numbers_of_lost_entries_are_forgotten() -> None:
     """Else a writer that repeats them would hear that the log has them."""
-    records, _ = records_brought_back(backup(followers(Position(62, 0), Position(60, 1))))
-    assert "sequences/orders" not in records
-    assert set(parse_cursors("orders", "tok", records["cursors/orders"])) == {"web"}
+    ahead = Sequences()  # of its position: an append was in flight when it was stored
+    ahead.add("w", Run(0, 1, Position(62, 0)), 5)
+    named = followers(Position(61, 2), Position(60, 1)) | {"sequences/orders": ahead.pack("tok", Position(61, 2))}
+    for each in (followers(Position(62, 0), Position(60, 1)), named):
+        records, _ = records_brought_back(backup(each))
+        assert "sequences/orders" not in records
+        assert set(parse_cursors("orders", "tok", records["cursors/orders"])) == {"web"}
 
 
 def test_a_log_says_which_ledgers_it_lacks() -> None:

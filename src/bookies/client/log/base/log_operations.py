@@ -107,6 +107,10 @@ async def _attempt(parts: LogContext, leader: int | None) -> LedgerWriter | None
     except BaseException:
         await ledger.close()  # It may or may not be in the list: the next take-over seals it.
         raise
+    if parts.records.current.epoch != basis.epoch + 1:
+        # It is in the list, and another process has taken over since: that one's epoch must not become this one's.
+        await ledger.close()
+        return None
     return ledger
 
 
