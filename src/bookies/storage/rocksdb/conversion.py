@@ -311,8 +311,8 @@ class Conversion(ABC):
 
     def _index_names(self, directory: str) -> list[str]:
         """Return the names of catalog and index files, complete or not, below a `current` directory."""
-        disk = self._disk
-        names = [catalog_format.FILE_NAME] if disk.exists(posixpath.join(directory, catalog_format.FILE_NAME)) else []
+        disk, both = self._disk, (catalog_format.FILE_NAME, catalog_format.HOLES_NAME)
+        names = [name for name in both if disk.exists(posixpath.join(directory, name))]
         for group in disk.list(directory):
             if len(group) > 2 or not disk.is_directory(posixpath.join(directory, group)):
                 continue
