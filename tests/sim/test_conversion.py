@@ -271,6 +271,8 @@ def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
                 discard(disk)
             for directory in ("a/current", "b/current"):
                 disk.sync_directory(directory)
+        if kind is ToIndexFiles:
+            note_versions(disk)
         return disk
 
     fresh = copies_of(before())
@@ -294,6 +296,8 @@ def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
                 is_new = SimDatabases(disk).exists("b/current/locations") == (kind is ToRocks)
                 switched += is_new
                 assert (read_new if is_new else read_old)(disk) == LEDGERS
+                if kind is ToIndexFiles and not is_new:
+                    assert catalog_format.parse(disk.read_bytes("a/current/index.catalog"), 64).versions == VERSIONS
                 if is_new:
                     continue
             if step is not None:
@@ -308,10 +312,21 @@ def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
     assert switched
 
 
-def test_cancelled_before_the_switch() -> None:
+VERSIONS = (0, 1) * 4  # of the databases of `apache_bookie`
+
+
+def note_versions(disk: SimDisk) -> None:
+    """Leave the catalog of a bookie of ours that runs on the databases."""
+    catalog = catalog_format.Contents(64, versions=VERSIONS)
+    disk.put("a/current/index.catalog", b"".join(catalog_format.pack(catalog)))
+
+
+@pytest.mark.parametrize(("place", "skip"), [("idx.new", 2), (RECORD, 1)], ids=["half", "all"])
+def test_cancelled_before_the_switch(place: str, skip: int) -> None:
     disk = apache_bookie()
+    note_versions(disk)
     files = disk.files()
-    disk.fail("rename", "idx.new", lambda: OSError(5, "broken"), skip=2)
+    disk.fail("rename", place, lambda: OSError(5, "broken"), skip=skip)
     with pytest.raises(OSError, match="broken"):
         run(disk, ToIndexFiles)
     assert disk.files() != files
@@ -404,6 +419,12 @@ def test_what_is_refused() -> None:
     disk.unlink("b/current/1.log")
     disk.put("a/current/DIRTY", b"")
     with pytest.raises(StorageError, match="was not shut down cleanly"):
+        run(disk, ToRocks)
+    disk.unlink("a/current/DIRTY")
+    disk.rename("a/current/index.catalog", "b/current/index.catalog")  # as after a failure of the first directory
+    run(copies_of(disk)(), ToRocks)
+    disk.flip_bit("b/current/index.catalog", -1)
+    with pytest.raises(StorageError, match=r"index\.catalog: .* Start the bookie with ledger_index = files"):
         run(disk, ToRocks)
     for name in ("locations.rebuild", "ledgers"):
         disk = SimDisk(Random(1))

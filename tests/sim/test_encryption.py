@@ -39,6 +39,8 @@ BOTH_INDEXES_BUT = {
     "test_a_log_that_a_failed_directory_has_lost_stays_sealed",
     "test_a_cookie_that_cannot_say_it_refuses_encryption",
     "test_a_missing_key_of_the_last_group_is_not_taken_for_a_crash",
+    "test_a_missing_key_of_a_damaged_group_costs_none_of_its_entries",
+    "test_a_damaged_entry_under_an_unknown_key_does_not_stop_the_start",
     "test_a_log_whose_header_is_damaged_hinders_neither_start_nor_other_logs",
     "test_changes_of_the_keys_file_that_cannot_be_used_keep_the_keys",
     "test_the_bookie_reports_how_much_is_under_each_key",
@@ -331,6 +333,52 @@ def test_a_missing_key_of_the_last_group_is_not_taken_for_a_crash(sealed: Any, b
         made.live(lambda store, promises: promises.check(store))
     write_keys(made.disk, lines(NEW, OLD))
     made.check()
+
+
+def damage_a_journal(made: Any, body: Body, count: int, damage: bytes) -> None:
+    """Leave a group of `count` sealed entries, the last damaged from its key id on, and one under another key."""
+
+    async def add(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(count)})
+        write_keys(made.disk, lines(NEW, OLD))
+        assert store.parts is not None
+        assert store.parts.keys is not None
+        store.parts.keys.reload()
+        await promises.add(store, 1, {count: body(1, count)})
+
+    assert made.live(add, stops=False)
+    made.crash(PROCESS_DIES)
+    path, data = next((path, data) for path, data in files(made, ".txn").items() if TRAILER in data)
+    at = data.rindex(id_of(OLD).to_bytes(4, "big"))
+    made.disk.put(path, data[:at] + damage + data[at + len(damage) :])
+
+
+async def check_all_but(store: LedgerStore, promises: Any, lost: int) -> None:
+    for (ledger_id, entry), sent in promises.acknowledged.items():
+        if entry == lost:
+            with pytest.raises(DataUnknown):
+                await store.read(ledger_id, entry)
+        else:
+            assert await store.read(ledger_id, entry) == sent
+
+
+@pytest.mark.parametrize("damage", [bytes(4), b"????", b"?" * 40], ids=["zeros", "key", "all"])
+def test_a_missing_key_of_a_damaged_group_costs_none_of_its_entries(sealed: Any, body: Body, damage: bytes) -> None:
+    """Without the key nothing would tell the intact entries of the group from the damaged one."""
+    made = sealed()
+    damage_a_journal(made, body, 4, damage)
+    write_keys(made.disk, lines(NEW))
+    with pytest.raises(StorageError, match=rf"txn.* needs the key {label_of(id_of(OLD))}"):
+        made.live(lambda store, promises: promises.check(store))
+    write_keys(made.disk, lines(NEW, OLD))
+    assert made.live(lambda store, promises: check_all_but(store, promises, 3))
+
+
+def test_a_damaged_entry_under_an_unknown_key_does_not_stop_the_start(sealed: Any, body: Body) -> None:
+    """What it names may be no key, and then the bookie could never start again."""
+    made = sealed()
+    damage_a_journal(made, body, 1, b"?" * 40)
+    assert made.live(lambda store, promises: check_all_but(store, promises, 0))
 
 
 @pytest.mark.parametrize("damage", ["", "unreadable"])

@@ -28,7 +28,7 @@ from bookies.errors import (
 )
 from bookies.kernels import Adds, Records
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
-from bookies.storage.index import index_format
+from bookies.storage.index import catalog_format, index_format
 from bookies.storage.journal import journal_format, log_mark_format
 from bookies.storage.store import LedgerStore
 
@@ -941,6 +941,63 @@ def test_damage_in_an_older_journal_makes_what_was_in_it_unknown(machine: Any, b
     made.crash(NOTHING_SURVIVES)
     assert made.live(settle, stops=False)
     made.crash(NOTHING_SURVIVES)
+    assert made.live(check_settled)
+
+
+CATALOG_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "header": lambda data: b"?" + data[1:],
+    "hole": lambda data: data.replace(b"from byte", b"FROM byte"),
+    "cut": lambda data: data[: data.find(b"from byte")],
+    "cut between records": lambda data: data[: catalog_format.FILE_HEADER_SIZE],
+}
+
+
+@pytest.mark.parametrize("damage", [*CATALOG_DAMAGES, "removed"])
+def test_a_damaged_catalog_hides_no_hole(machine: Any, body: Body, damage: str) -> None:
+    """Nor does it end the limbo of a ledger whose index file is lost with it."""
+    made = machine()
+    catalog, index = "/ledgers0/current/index.catalog", "/ledgers0/current/0/1/1.idx"
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for entry_id in range(3):
+            await promises.add(store, 1, {entry_id: body(1, entry_id)})
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        assert store.has_unknown_ledgers
+        assert list(store.limbo) == [1]
+        for ledger_id, entry_id in ((1, 0), (1, 3), (2, 0)):
+            with pytest.raises(DataUnknown):
+                await store.read(ledger_id, entry_id)
+        with pytest.raises(DataUnknown):
+            await add(store, 77, body(77, 0))
+
+    async def settle(store: LedgerStore, promises: Any) -> None:
+        await check(store, promises)
+        assert await store.settle_unknown_ledgers([1]) == 0
+
+    async def check_settled(store: LedgerStore, promises: Any) -> None:
+        assert not store.has_unknown_ledgers
+        with pytest.raises(LedgerUnknownToBookie):
+            await store.read(2, 0)
+        await add(store, 77, body(77, 0))
+
+    assert made.live(script, stops=False)
+    made.crash(PROCESS_DIES)
+    made.disk.flip_bit(journals(made)[0], 512, 7)
+    assert made.live(check)
+    made.disk.unlink(journals(made)[0])
+    data = made.disk.read_bytes(catalog)
+    if damage == "removed":
+        made.disk.unlink(catalog)
+    else:
+        made.disk.put(catalog, CATALOG_DAMAGES[damage](data))
+        assert made.disk.read_bytes(catalog) != data
+    if made.disk.exists(index):
+        made.disk.unlink(index)
+    assert made.live(check, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(settle)
+    assert not made.disk.exists(f"/ledgers0/current/{catalog_format.HOLES_NAME}")
     assert made.live(check_settled)
 
 

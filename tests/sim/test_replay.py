@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bookies.errors import EntryNotFound, LedgerUnknownToBookie
+from bookies.errors import DiskFull, EntryNotFound, LedgerUnknownToBookie
 from bookies.kernels import Records
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.journal import journal_format
@@ -112,3 +112,39 @@ def test_a_process_dies_while_it_starts_and_the_machine_while_the_next_one_does(
             except BaseException as error:
                 error.add_note(f"process died at call {first}, machine at call {second}")
                 raise
+
+
+def test_a_torn_end_stays_one_after_a_start_that_a_full_disk_kept_from_its_mark(machine: Any, body: Body) -> None:
+    """The mark of that disk is before the torn end, of a journal that is no longer the newest one."""
+    made = machine("marks", ledgers=2)
+    full = "/ledgers1/current/.lastMark"
+
+    async def write(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {0: body(1, 0)})
+        await store.checkpoint()
+        for first in (1, 4):
+            await promises.add(store, 1, {entry: body(1, entry) for entry in range(first, first + 3)})
+
+    async def start(store: LedgerStore, promises: Any) -> None:
+        assert not store.has_unknown_ledgers
+        await promises.add(store, 2, {0: body(2, 0)})
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        assert not store.has_unknown_ledgers
+        await promises.check(store)
+        for ledger_id, missing in ((1, 7), (2, 1)):
+            with pytest.raises(EntryNotFound):
+                await store.read(ledger_id, missing)
+
+    assert made.live(write, stops=False)
+    made.crash(PROCESS_DIES)
+    path, data = next((path, data) for path, data in made.disk.files().items() if path.endswith(".txn"))
+    made.disk.flip_bit(path, data.rindex(body(1, 6)) + 40)
+    del made.promises.acknowledged[1, 6]  # as if the power had failed before
+    made.disk.fail("open", full, lambda: DiskFull("no space left on device"), count=1 << 30)
+    assert made.live(start, stops=False)
+    made.disk.faults.clear()
+    marks = [made.disk.read_bytes(f"/ledgers{number}/current/lastMark") for number in (0, 1)]
+    assert marks[0] != marks[1]
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(check)

@@ -13,6 +13,7 @@ Invariants
   a fence or an entry is not.
 - A group with a correct checksum is what was written. Of a damaged group only records that prove themselves are
   applied.
+- A damaged group of sealed entries is not applied without their keys: nothing would tell which of them are intact.
 - Only the last group can be torn inside its records, at sector boundaries. A record there whose ids lie in two sectors,
   the second of which was never written, ends the replay. Any other record in more than one sector is doubtful, and
   never replaces an intact stored copy.
@@ -370,6 +371,7 @@ class Restorer:
         self._sealer = sealer
         self._opener: Sealer | None = None  # of the present file, if its entries are sealed
         self._path = ""
+        self._named: set[int] = set()  # keys that damaged groups name
         self._skips = skips
         self._cache = cache
         self._index = index
@@ -432,9 +434,23 @@ class Restorer:
             )
         return True
 
+    def _check_keys(self, batch: Batch) -> None:
+        """Raise StorageError if entries of damaged groups need a key that is missing: without it none is proven.
+
+        Two have to name it. What a single one names may be the damage, and no key that could be added.
+        """
+        for index, (ledger_id, entry_id) in enumerate(batch.ids):
+            if entry_id >= 0:
+                key_id = sealed_format.key_id_of(body := batch.records.body(index))
+                if key_id in self._named:
+                    self._check_key(ledger_id, body)
+                self._named.add(key_id)
+
     async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
         if batch.trust is Trust.DAMAGED:
+            if self._opener is not None:
+                self._check_keys(batch)
             batch = _proven_records(batch, self._is_intact)
         ids = batch.ids
         if doubtful_from is None and isinstance(ids, RunIds) and len(ids.runs) * RUN_LENGTH_MIN <= len(ids):

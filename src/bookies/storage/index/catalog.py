@@ -18,12 +18,12 @@ from msgspec import Struct
 
 from bookies.errors import DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
-from bookies.storage.disks.durable_files import replace_bytes, sync_data
+from bookies.storage.disks.durable_files import replace_bytes, replace_copies, sync_data, unlink_all
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX
 from bookies.storage.index import catalog_format as layout
 from bookies.storage.index.catalog_format import Contents, Known, Synced
 from bookies.storage.index.index_files import IndexWrite, LoadedIndex
-from bookies.storage.index.index_format import STATE_FENCED, IndexHeader, is_whole, page_offset
+from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader, is_whole, page_offset
 from bookies.storage.index.limbo import Limbo
 from bookies.storage.journal import LogMark
 
@@ -43,22 +43,43 @@ class CatalogFile:
         self._position = 0
         self._size_whole = 0  # bytes after the last complete write
         self._is_damaged = False
+        self._has_noted_holes = False
 
     def load(self, last: Sequence[str] = ()) -> Contents | None:
-        """Return the contents; None without a file. Raises: OSError.
+        """Return the contents; None without a file, unless there were holes. Raises: OSError.
 
         `last`: directories to search last, because they had failed.
         """
         paths = [posixpath.join(directory, layout.FILE_NAME) for directory in self._directories]
+        hole_paths = [posixpath.join(directory, layout.HOLES_NAME) for directory in self._directories]
+        noted = next(filter(self._disk.exists, hole_paths), "")
+        self._has_noted_holes = bool(noted)
+        contents = Contents(self._page_size, problem="it is missing") if noted else None
         for path in sorted(paths, key=lambda path: posixpath.dirname(path) in last):
             if self._disk.exists(path):
                 self.path = path
+                data = self._disk.read_bytes(path)
+                self._position = self._size_whole = len(data)
+                contents = layout.parse(data, self._page_size)
                 break
+        if contents is not None and noted and not contents.holes:
+            contents.holes.append(f"{noted} is there, and the catalog has lost the reason")
+        return contents
+
+    def note_holes(self, holes: Sequence[str], directories: Sequence[str]) -> None:
+        """Keep a file in these directories while there are holes, because a damaged catalog loses them.
+
+        The catalog has them, or their end, already. A failed directory that returns with the file brings a hole back.
+        Raises: DiskFull, OSError, SyncFailed.
+        """
+        if bool(holes) == self._has_noted_holes:
+            return
+        paths = [posixpath.join(directory, layout.HOLES_NAME) for directory in directories]
+        if holes:
+            replace_copies(self._disk, paths, "".join(f"{text}\n" for text in holes).encode())
         else:
-            return None
-        data = self._disk.read_bytes(self.path)
-        self._position = self._size_whole = len(data)
-        return layout.parse(data, self._page_size)
+            unlink_all(self._disk, paths)
+        self._has_noted_holes = bool(holes)
 
     def replace(self, pieces: Sequence[bytes]) -> None:
         """Write the complete file. Raises: DiskFull, OSError."""
@@ -183,12 +204,13 @@ class Catalog:
     def agreed_header(self, ledger_id: int, in_file: IndexHeader | None) -> IndexHeader:
         """Return the header that combines catalog and file: a promise in either one counts.
 
-        Without both the master key is vacant and the ledger is fenced, because refusing writes is safe.
+        Without both the master key is vacant and the ledger is fenced, because refusing writes is safe. While there are
+        holes it may have lost entries, too.
         """
         known = self.ledgers.get(ledger_id)
         kept = known.index_header() if known is not None else None
         if kept is None or in_file is None:
-            return kept or in_file or IndexHeader(b"", STATE_FENCED)
+            return kept or in_file or IndexHeader(b"", STATE_FENCED | (STATE_LIMBO if self.holes else 0))
         if layout.trimmed(in_file) == layout.trimmed(kept):
             return in_file
         return IndexHeader(

@@ -24,6 +24,7 @@ from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, IndexHead
 from bookies.storage.journal import LogMark
 
 FILE_NAME = "index.catalog"
+HOLES_NAME = "index.holes"  # a file of text, in every index directory while there are holes
 MAGIC = b"BKIC"
 VERSION = 2
 PAGE_SIZE_MAX = 1 << 24  # bytes

@@ -611,6 +611,9 @@ class LedgerIndex:
         if notes:
             self.catalog_writer.file.append(notes, is_durable=True)
         self._files.note_holes(has_holes=bool(self.catalog.holes))
+        if self.catalog.has_ledgers:
+            healthy = self.places.health.healthy(self.places.directories)
+            self.catalog_writer.file.note_holes(self.catalog.holes, healthy)
         return self._files.write(writes)
 
     def _write_of(self, ledger: Ledger) -> IndexWrite:

@@ -29,23 +29,29 @@ def find_marks(
 
     `marks_found`: the marks in the mark files, by journal. `noted`: the marks in the catalog, one for each journal.
     """
-    if len(noted) == len(marks_found):
-        marks_found = [[*marks, mark] for marks, mark in zip(marks_found, noted, strict=True)]
+    noted_marks = noted if len(noted) == len(marks_found) else [None] * len(marks_found)
     return [
-        credible_mark(disk, directory, marks, record_size_max)
-        for directory, marks in zip(directories, marks_found, strict=True)
+        credible_mark(disk, directory, copies, mark, record_size_max)
+        for directory, copies, mark in zip(directories, marks_found, noted_marks, strict=True)
     ]
 
 
-def credible_mark(disk: Disk, directory: str, candidates: Sequence[LogMark], record_size_max: int) -> LogMark:
-    """Return the replay position of a journal. `candidates`: the marks in the mark files and the catalog.
+def credible_mark(
+    disk: Disk, directory: str, copies: Sequence[LogMark], noted: LogMark | None, record_size_max: int
+) -> LogMark:
+    """Return the replay position of a journal. `copies`: the marks in the mark files. `noted`: that in the catalog.
 
     The marks differ after a crash, if one is damaged, or if another program has run on these directories since. The
     smallest mark counts from which on all journal files exist, because replaying too much does no harm. If no record
     begins there, replay starts at the beginning of that file.
+
+    The exception: a file with less than the catalog has, while another one has as much, was left behind by a full disk
+    or a failed directory. From there on a torn end may follow, which would be damage now that later journals exist.
     """
     ids = journal_ids(disk, directory)
-    for mark in sorted(candidates):
+    candidates = copies if noted is None else [*copies, noted]
+    least = noted if noted is not None and noted <= max(copies, default=LogMark()) else LogMark()
+    for mark in sorted(candidates, key=lambda mark: (mark < least, mark)):
         first = mark.journal_id or min(ids, default=0)
         existing = [number for number in ids if number >= first]
         if existing and existing == list(range(first, first + len(existing))):

@@ -475,6 +475,7 @@ _NAMED: dict[str, tuple[str, _Detail]] = {
     HELD: ("flag", "compaction is suspended: resume it with bk bookie gc --resume"),
     "CONVERSION": ("conversion", "bk bookie convert did not finish: repeat it"),
     catalog_format.FILE_NAME: ("catalog", "the list of index files, with checksums"),
+    catalog_format.HOLES_NAME: ("flag", "a part of a journal is lost: the ledgers that were here are not known yet"),
     journal_place.FILE_NAME: ("journal place", _about_place),
     quarantine_format.FILE_NAME: ("removed ledgers", _about_removals),
     scrub_format.FILE_NAME: ("scrub", _about_scrub),

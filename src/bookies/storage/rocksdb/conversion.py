@@ -35,6 +35,8 @@ from bookies.storage.disks.durable_files import replace_bytes, unlink_all
 from bookies.storage.entry_log.entry_log_format import file_name, parse_compacted_name
 from bookies.storage.identity.index_kind import RECORD
 from bookies.storage.index import catalog_format, index_format
+from bookies.storage.index.catalog import CatalogFile
+from bookies.storage.index.catalog_format import Contents
 from bookies.storage.index.index_files import DAMAGED_SUFFIX, NEW_SUFFIX
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.conversion_check import Fingerprint, Survey
@@ -258,6 +260,10 @@ class Conversion(ABC):
             )
         return step
 
+    def _catalog(self) -> Contents:
+        """Return the contents of the old index's catalog, empty ones without a catalog. Raises: OSError."""
+        return CatalogFile(self._disk, self._indexes, self._page_size).load() or Contents(self._page_size)
+
     def _write_step(self, step: Step) -> None:
         replace_bytes(self._disk, self._record_path, step.pack())
 
@@ -293,8 +299,10 @@ class Conversion(ABC):
         """Remove what was built. None of it counts before the switch."""
         if step.target == INDEX_FILES:
             for directory in self._indexes:
-                names = [name for name in self._index_names(directory) if not name.endswith(DAMAGED_SUFFIX)]
+                kept = (catalog_format.FILE_NAME, DAMAGED_SUFFIX)  # the catalog is that of the databases
+                names = [name for name in self._index_names(directory) if not name.endswith(kept)]
                 unlink_all(self._disk, [posixpath.join(directory, name) for name in names])
+            unlink_all(self._disk, [posixpath.join(self._indexes[0], catalog_format.FILE_NAME + BUILDING)])
         else:
             for directory in self._indexes:
                 for path in rocksdb_format.paths_in(directory):
@@ -303,8 +311,8 @@ class Conversion(ABC):
 
     def _index_names(self, directory: str) -> list[str]:
         """Return the names of catalog and index files, complete or not, below a `current` directory."""
-        disk = self._disk
-        names = [catalog_format.FILE_NAME] if disk.exists(posixpath.join(directory, catalog_format.FILE_NAME)) else []
+        disk, both = self._disk, (catalog_format.FILE_NAME, catalog_format.HOLES_NAME)
+        names = [name for name in both if disk.exists(posixpath.join(directory, name))]
         for group in disk.list(directory):
             if len(group) > 2 or not disk.is_directory(posixpath.join(directory, group)):
                 continue

@@ -1,6 +1,7 @@
 """Conversion from RocksDB databases to index files, with a catalog. See `conversion`.
 
-Index files are written at their final paths. No process reads them while the databases exist.
+Index files are written at their final paths. No process reads them while the databases exist. The catalog gets its name
+with the switch: until then the databases have one.
 
 Entry logs of several directories may have the same ids, which index files cannot distinguish. All but one of them get
 another id: first as a second name of the same file, after the switch as the only name. If two are the same log, because
@@ -27,7 +28,7 @@ from bookies.storage.index.catalog_format import Contents, Known
 from bookies.storage.index.index_files import IndexFiles, IndexWrite
 from bookies.storage.index.index_format import ENTRY_ID_MAX, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
-from bookies.storage.rocksdb.conversion import ASIDE, INDEX_FILES, Conversion, Progress, Step
+from bookies.storage.rocksdb.conversion import ASIDE, BUILDING, INDEX_FILES, Conversion, Progress, Step
 from bookies.storage.rocksdb.conversion_check import (
     Fingerprint,
     RecordCheck,
@@ -138,10 +139,7 @@ class ToIndexFiles(Conversion):
     def _read(self, path: str) -> Reader:
         """Open a database that is no older than the catalog says. Raises: CorruptRecord, StorageError."""
         reader = self._databases.read(path, is_exact=self._directories.was_clean)
-        versions: tuple[int, ...] = ()
-        catalog = posixpath.join(self._indexes[0], catalog_format.FILE_NAME)
-        if self._disk.exists(catalog):
-            versions = catalog_format.parse(self._disk.read_bytes(catalog), self._page_size).versions
+        versions = self._catalog().versions
         paths = [place for directory in self._indexes for place in rocksdb_format.paths_in(directory)]
         number = 2 * paths.index(path)
         if problem := rocksdb_format.version_problem(reader.version(), versions[number : number + 2]):
@@ -241,7 +239,7 @@ class ToIndexFiles(Conversion):
         finally:
             files.close()
         data = b"".join(catalog_format.pack(contents))
-        replace_bytes(self._disk, posixpath.join(self._indexes[0], catalog_format.FILE_NAME), data)
+        replace_bytes(self._disk, self._catalog_path + BUILDING, data)
 
     def _expected(self, survey: Survey) -> dict[int, tuple[Fingerprint, IndexHeader]]:
         empty = fingerprint([], self._page_size)
@@ -262,7 +260,15 @@ class ToIndexFiles(Conversion):
                     yield ledger_id, fingerprint(runs, self._page_size), header
 
     # -- switch --------------------------------------------------------------------------------------------------
+    @property
+    def _catalog_path(self) -> str:
+        return posixpath.join(self._indexes[0], catalog_format.FILE_NAME)
+
     def _switch(self, step: Step) -> None:
+        if self._disk.exists(self._catalog_path + BUILDING):
+            self._disk.rename(self._catalog_path + BUILDING, self._catalog_path)
+        others = [posixpath.join(directory, catalog_format.FILE_NAME) for directory in self._indexes[1:]]
+        unlink_all(self._disk, others)  # where the databases' was, after the first directory had failed
         for directory in self._indexes:
             for name in (*rocksdb_format.NAMES, rocksdb_format.LOG_SUMMARIES):
                 path = posixpath.join(directory, name)

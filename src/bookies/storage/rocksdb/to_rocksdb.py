@@ -18,7 +18,7 @@ from bookies.storage.entry_log.entry_log_format import file_name
 from bookies.storage.entry_log.log_directories import LogDirectories, directory_of
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import catalog_format, index_format
-from bookies.storage.index.catalog_format import ANY, Contents, Known
+from bookies.storage.index.catalog_format import ANY, Known
 from bookies.storage.index.index_files import IndexFiles, find_index_files
 from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
@@ -68,6 +68,12 @@ class ToRocks(Conversion):
         self._logs = find_logs(self._disk, LogDirectories(self._ledgers))
         self._paths = paths = find_index_files(self._disk, self._indexes)
         contents = self._catalog()
+        if contents.problem:
+            raise StorageError(
+                f"{self._indexes[0]}: {catalog_format.FILE_NAME}: {contents.problem}, so the databases could lack "
+                "ledgers. No file was changed. Start the bookie with ledger_index = files, which looks for them, and "
+                "shut it down cleanly"
+            )
         survey.problems = contents.holes
         check = RecordCheck(self._disk, self._logs)
         try:
@@ -81,12 +87,6 @@ class ToRocks(Conversion):
         finally:
             check.close()
         return survey
-
-    def _catalog(self) -> Contents:
-        path = posixpath.join(self._indexes[0], catalog_format.FILE_NAME)
-        if not self._disk.exists(path):
-            return Contents(self._page_size)
-        return catalog_format.parse(self._disk.read_bytes(path), self._page_size)
 
     def _whole(self, ledger_id: int, known: Known | None) -> IndexHeader:
         """Return the header of an index file. Raises StorageError if it lacks slots, by its header or the catalog."""

@@ -46,4 +46,20 @@ def disk_with(*journal_ids: int) -> SimDisk:
 def test_the_smallest_from_which_on_all_is_there(
     journals: tuple[int, ...], found: list[LogMark], wanted: LogMark
 ) -> None:
-    assert credible_mark(disk_with(*journals), DIRECTORY, found, 1 << 20) == wanted
+    assert credible_mark(disk_with(*journals), DIRECTORY, found, None, 1 << 20) == wanted
+
+
+@pytest.mark.parametrize(
+    ("copies", "noted", "wanted"),
+    [
+        ([LogMark(7, 512), LogMark(8, 512)], LogMark(8, 512), LogMark(8, 512)),  # one disk was full
+        ([LogMark(7, 512), LogMark(8, 1024)], LogMark(8, 512), LogMark(8, 512)),
+        ([LogMark(7, 512)], LogMark(8, 512), LogMark(7, 512)),  # nothing agrees with the catalog
+        ([LogMark(7, 512), LogMark(7, 1024)], LogMark(8, 512), LogMark(7, 512)),
+        ([LogMark(8, 512), LogMark(8, 1024)], LogMark(7, 512), LogMark(7, 512)),
+        ([LogMark(7, 512), LogMark(9, 0)], LogMark(9, 0), LogMark(7, 512)),  # that journal is missing
+        ([], LogMark(8, 512), LogMark(8, 512)),
+    ],
+)
+def test_a_mark_that_was_left_behind_does_not_count(copies: list[LogMark], noted: LogMark, wanted: LogMark) -> None:
+    assert credible_mark(disk_with(7, 8), DIRECTORY, copies, noted, 1 << 20) == wanted

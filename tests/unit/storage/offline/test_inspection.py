@@ -179,10 +179,12 @@ def test_files_of_our_own(disk: SimDisk) -> None:
     """Apache's bookie has none of these."""
     removals = {7: QuarantineRecord(QuarantineState.QUARANTINED, 1)}
     disk.put("d/current/index.catalog", b"BKIC")
+    disk.put("d/current/index.holes", b"a.txn: from byte 512 to byte 1,024: damaged\nanother\n")
     disk.put("d/current/removedLedgers", quarantine_format.pack(1, removals))
     disk.put("d/current/scrub.progress", scrub_format.pack(1, scrub_format.Progress(number=1_234)))
     rows = {row["name"]: row for row in inspection.directory_rows(disk, "d")}
     assert rows["index.catalog"]["kind"] == "catalog"
+    assert rows["index.holes"]["detail"] == "a part of a journal is lost: the ledgers that were here are not known yet"
     assert rows["removedLedgers"]["detail"] == "1 in quarantine or deleted"
     assert rows["scrub.progress"]["detail"] == "pass 1,234, 0 damaged entries known"
     disk.put("d/current/removedLedgers", b"torn")
