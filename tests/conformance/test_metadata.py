@@ -1184,6 +1184,29 @@ def test_the_record_of_a_deleted_ledger_is_made_again_once_its_id_is_allowed(kin
     kind.run(body)
 
 
+def test_who_knows_a_record_from_before_its_deletion_cannot_change_the_one_made_again(kind: Kind) -> None:
+    """A writer that slept meanwhile would move the end of a sealed ledger, and lose what was acknowledged."""
+
+    async def body(cluster: Cluster) -> None:
+        asleep, other = await cluster.driver(), await cluster.driver()
+        stale = [await asleep.create_ledger(ledger(7))]
+        sealed = ledger(7, state=LedgerState.CLOSED, last_entry_id=9, length=100)
+        for _ in range(2):  # The second time, the first restored record is the old one.
+            await other.delete_ledger(7)
+            await other.unspend_id(7)
+            restored = await other.create_ledger(sealed)
+            for old in stale:
+                with pytest.raises(VersionConflict):
+                    await asleep.write_ledger(
+                        ledger(7, state=LedgerState.CLOSED, last_entry_id=7, length=80), old.version
+                    )
+                assert await asleep.current_ledgers([7], [old]) == [restored]
+            assert await asleep.read_ledger(7) == restored
+            stale.append(await asleep.write_ledger(sealed, restored.version))
+
+    kind.run(body)
+
+
 def test_a_cluster_is_removed_with_all_that_it_has(kind: Kind) -> None:
     """A later cluster in the same place has nothing of it: no ledger, cookie, record, mark, lock or spent id."""
 

@@ -28,6 +28,10 @@ PORT = 3181
 
 
 class LoopClock:
+    """`slept_s`: for how long the machine has slept, in which the loop's time stood still."""
+
+    slept_s = 0.0
+
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
 
@@ -36,6 +40,9 @@ class LoopClock:
 
     def monotonic(self) -> float:
         return self._loop.time()
+
+    def with_sleep(self) -> float:
+        return self._loop.time() + self.slept_s
 
 
 class LaggingDriver(MemoryDriver):

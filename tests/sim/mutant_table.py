@@ -90,7 +90,7 @@ def _(patch: Patch) -> None:
 
 @mutant("a writer that was idle sends without a check", "X-84", profile=None)
 def _(patch: Patch) -> None:
-    patch.setattr(OpenProof, "covers", lambda self, number, now_s: number <= self.point)
+    patch.setattr(OpenProof, "covers", lambda self, number: number <= self.point)
 
 
 @mutant("a bookie stores adds of former ledgers without a check", "X-81", "X-82", profile="emptied-bookies")

@@ -38,6 +38,10 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     monotonic = staticmethod(time.monotonic)
+    # Where there is no such clock, the monotonic one of the system does not stand still.
+    with_sleep = staticmethod(
+        functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    )
 
 
 class AsyncioListener:

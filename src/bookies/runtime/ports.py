@@ -30,7 +30,12 @@ class Clock(Protocol):
         """Return milliseconds since 1970. May jump in either direction."""
 
     def monotonic(self) -> float:
-        """Return seconds since some start. Never goes back; the same scale as `loop.time()`."""
+        """Return seconds since some start. Never goes back; the same scale as `loop.time()`. Stands still while the
+        machine sleeps, on most systems.
+        """
+
+    def with_sleep(self) -> float:
+        """Return seconds since some start, with those in which the machine slept. Never goes back."""
 
 
 class Listener(Protocol):

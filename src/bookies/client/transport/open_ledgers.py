@@ -7,8 +7,8 @@ metadata store began that found its ledger open, and sends on these at once: one
 adds wait for a read of the record. Writers that wait at the same time share reads.
 
 Apache's bookies delete the fence of a ledger that was deleted, or moved to other bookies. So a writer that was idle for
-`IDLE_S` needs a new proof on every connection. If the store does not answer within `IDLE_READ_S`, its adds go out on
-the connections that its last proof covers: without the store, writers go on.
+`IDLE_S`, perhaps because the machine slept, needs a new proof on every connection. If the store does not answer within
+`IDLE_READ_S`, its adds go out on the connections that its last proof covers: without the store, writers go on.
 
 Recovery does not ask: its adds are to be stored in spite of fences.
 
@@ -59,16 +59,18 @@ class OpenProof:
     `last_point`: of the proof before a pause of the writer.
     """
 
-    __slots__ = ("_ledgers", "_used_s", "last_point", "point", "record")
+    __slots__ = ("_ledgers", "_now_s", "_used_s", "last_point", "point", "record")
 
     def __init__(self, ledgers: OpenLedgers, record: MetadataLoop, point: int) -> None:
         self._ledgers = ledgers
-        self._used_s = asyncio.get_running_loop().time()
+        self._now_s = ledgers.now_s
+        self._used_s = self._now_s()
         self.record = record
         self.point = self.last_point = point
 
-    def covers(self, number: int, now_s: float) -> bool:
-        """Report whether adds may be sent on this connection, at this loop time; they are sent or held then."""
+    def covers(self, number: int) -> bool:
+        """Report whether adds may be sent on this connection now; they are sent or held then."""
+        now_s = self._now_s()
         if now_s - self._used_s > IDLE_S:
             self.last_point, self.point = max(self.point, self.last_point), -1
         self._used_s = now_s
@@ -104,6 +106,7 @@ class OpenLedgers:
     """The reads that the writers of one client share. `connection_count`: returns the number of the last connection."""
 
     def __init__(self, runtime: Runtime, driver: MetadataDriver, connection_count: Callable[[], int]) -> None:
+        self.now_s = runtime.clock.with_sleep
         self._runtime = runtime
         self._driver = driver
         self._connection_count = connection_count

@@ -242,7 +242,7 @@ class BookiePool:
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync, trace=trace)[0],)
         now_s = self._loop.time()
         adds = PendingAdds(ledger_id, keys, entry_ids, sink, now_s + self._config.add_timeout_ms / 1000, size)
-        if proof is None or proof.covers(connection.number, now_s):
+        if proof is None or proof.covers(connection.number):
             connection.send_adds(adds, buffers, is_recovery=frames[7] & v2.FLAG_RECOVERY != 0)
         else:
             connection.hold_adds(adds, buffers, proof)

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from bookies.errors import BookKeeperError, DiskFull, MetadataCorrupt, MetadataError, NotSupported
+from bookies.errors import MetadataCorrupt, MetadataError, NotSupported
 from bookies.metadata.interface.driver import GivenIds
 from bookies.metadata.shared.nodes import (
     LOCKS,
@@ -449,11 +449,11 @@ def is_busy(error: BaseException) -> bool:
     return str(name).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
-def _mapped(error: sqlite3.Error, path: str) -> BookKeeperError:
+def _mapped(error: sqlite3.Error, path: str) -> MetadataError:
     """Return our error for SQLite's: what happened and, if possible, what to do next."""
     name = str(getattr(error, "sqlite_errorname", "") or type(error).__name__)
     if name == "SQLITE_FULL":
-        return DiskFull(f"no space left for the metadata store {path}: nothing was changed; free space and retry")
+        return MetadataError(f"no space left for the metadata store {path}: nothing was changed; free space and retry")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return MetadataCorrupt(f"{path} is damaged ({error}): restore it from a backup")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):

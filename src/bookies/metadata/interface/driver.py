@@ -223,7 +223,8 @@ class MetadataDriver(ABC):
     @abstractmethod
     async def unspend_id(self, ledger_id: int) -> None:
         """Allow `create_ledger` for the id of a deleted ledger. Only to create the record of that same ledger again:
-        bookies may hold its entries. Repeatable.
+        bookies may hold its entries. A client that knows the old record cannot change the new one. Repeatable. Raises
+        `NotSupported` if the store cannot tell them apart.
         """
 
     @abstractmethod

@@ -2,16 +2,25 @@
 
 Apache allows an id to be used again after a deletion; our interface does not. So a deletion also adds the id to a list
 of spent ids, in one transaction, and a creation checks the version of that list in its transaction.
+
+An operator may create the record of a deleted ledger again. ZooKeeper counts a znode's versions from 0 in each of its
+lives, so a client that knows the record from an earlier life could take a new one for it, and overwrite it. Hence the
+znode of a record that was created again has only versions that no earlier one had: the transaction of the creation
+also writes it that many times. The number is in the name of a child of the list of spent ids. No other request costs
+more, and Apache's clients are refused as well.
+
 Source: metadata 3, 4 and 5.1.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt, MetadataError, SessionExpired
+from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt, MetadataError, NotSupported, SessionExpired
 from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
@@ -43,6 +52,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
     NodeExists,
     NodeMissing,
     NotEmpty,
+    Operation,
     OutcomeUnknown,
     Refusal,
     SetData,
@@ -53,6 +63,32 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.quorums import IdSet
 
 _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
+_VERSION_UNNOTED_MAX = 1_000  # a deletion notes the version of a znode that was written more often
+_FIRST_VERSION_MAX = 10_000  # writes of it that fit into one request
+_FIRST = re.compile(r"([0-9]+)-([0-9]+)")
+
+
+class _List(NamedTuple):
+    """A list as read last, not to be changed. `firsts`: by offset, the least version of a new znode of that ledger."""
+
+    data: bytes
+    ids: IdSet
+    check: Check
+    firsts: dict[int, int]
+
+
+def _first(listed: _List, ledger_id: int) -> int:
+    """Return the least version of a new znode of the ledger. Raises `NotSupported`: it is out of reach."""
+    offset = ledger_id % SPENT_SIZE
+    first = listed.firsts.get(offset, 0)
+    if first > _FIRST_VERSION_MAX:
+        raise NotSupported(
+            f"the record was changed {first:,} times before it was deleted, more than {_FIRST_VERSION_MAX:,}, and "
+            "ZooKeeper cannot tell those versions from the ones of a new record: stop all clients that have opened the "
+            f"ledger, delete the znode {listed.check.path}/{offset}-{first}, and repeat",
+            ledger_id=ledger_id,
+        )
+    return first
 
 
 class SpentIds:
@@ -60,43 +96,62 @@ class SpentIds:
 
     def __init__(self, nodes: ZkNodes) -> None:
         self._nodes = nodes
-        self._lists: dict[str, tuple[bytes, IdSet, Check]] = {}  # by path; as read last
+        self._lists: dict[str, _List] = {}  # by path
 
-    async def check(self, ledger_id: int) -> Check | None:
-        """Return the check that the id's list, in which it is not, has not changed since; None: the id is spent."""
-        _, ids, check = await self._list(ledger_id)
-        return None if ledger_id % SPENT_SIZE in ids else check
+    async def check(self, ledger_id: int) -> tuple[Check, int] | None:
+        """Return the check that the id's list, in which it is not, has not changed since, and the least version of the
+        znode to be created; None: the id is spent. Raises `NotSupported`.
+        """
+        listed = await self._list(ledger_id)
+        return None if ledger_id % SPENT_SIZE in listed.ids else (listed.check, _first(listed, ledger_id))
 
     async def around(self, ledger_id: int) -> tuple[str, IdSet, int]:
         """Return the path, a copy, and the znode's version of the list for the id, perhaps not the latest."""
-        data, _, check = await self._list(ledger_id)
-        return check.path, parse_spent(check.path, data), check.version
+        listed = await self._list(ledger_id)
+        return listed.check.path, parse_spent(listed.check.path, listed.data), listed.check.version
 
-    async def _list(self, ledger_id: int) -> tuple[bytes, IdSet, Check]:
-        """Return a list's data, its ids, not to be changed, and the check of its version. Creates a missing list."""
+    async def _list(self, ledger_id: int) -> _List:
+        """Return a list. Creates a missing one."""
         path = self._nodes.paths.spent_list(ledger_id)
         while path not in self._lists:
             stored = await self._nodes.read(path)
             if stored is None:
                 await self._nodes.ensure(path)
                 continue
+            # Read after the list. Every addition to them also writes the list, so the check covers both.
+            names = await self._nodes.children(path) if stored[1].children_count else None
+            firsts: dict[int, int] = {}
+            for match in filter(None, map(_FIRST.fullmatch, names[0] if names is not None else ())):
+                firsts[int(match[1])] = max(firsts.get(int(match[1]), 0), int(match[2]))
             if len(self._lists) >= _LISTS_COUNT_MAX:
                 del self._lists[next(iter(self._lists))]
-            self._lists[path] = stored[0], parse_spent(path, stored[0]), Check(path, stored[1].version)
+            check = Check(path, stored[1].version)
+            self._lists[path] = _List(stored[0], parse_spent(path, stored[0]), check, firsts)
         return self._lists[path]
 
     def forget(self, path: str) -> None:
         """Forget the remembered copy of a list."""
         self._lists.pop(path, None)
 
-    async def additions(self, ledger_ids: list[int]) -> list[SetData]:
-        """Return the writes of a transaction that spends these ids."""
+    async def additions(self, deleted: Mapping[int, int]) -> list[Operation]:
+        """Return the operations of a transaction that spends ids, and forget their lists. `deleted`: the versions of
+        the ledgers' znodes, by id.
+        """
         changed: dict[str, tuple[IdSet, int]] = {}
-        for ledger_id in ledger_ids:
+        notes: list[Operation] = []
+        for ledger_id, znode_version in deleted.items():
             path, ids, version = await self.around(ledger_id)
             ids, version = changed.setdefault(path, (ids, version))
-            ids.add(ledger_id % SPENT_SIZE, ledger_id % SPENT_SIZE + 1)
-        return [SetData(path, pack_spent(ids), version) for path, (ids, version) in changed.items()]
+            offset = ledger_id % SPENT_SIZE
+            ids.add(offset, offset + 1)
+            if znode_version >= max(_VERSION_UNNOTED_MAX, (await self._list(ledger_id)).firsts.get(offset, 0)):
+                notes.append(self._note(path, offset, znode_version + 1))
+        for path in changed:
+            self.forget(path)
+        return [SetData(path, pack_spent(ids), version) for path, (ids, version) in changed.items()] + notes
+
+    def _note(self, path: str, offset: int, first: int) -> Operation:
+        return Create(f"{path}/{offset}-{first}", b"", self._nodes.acl)
 
     async def runs(self) -> tuple[tuple[int, int], ...]:
         """Return all spent ids, see `GivenIds`."""
@@ -109,14 +164,18 @@ class SpentIds:
         return joined(lists)
 
     async def take_out(self, ledger_id: int) -> None:
-        """Remove one id."""
+        """Remove one id, and note which versions its new record must not have. Raises `NotSupported`."""
+        path, offset = self._nodes.paths.spent_list(ledger_id), ledger_id % SPENT_SIZE
         while True:
-            path, ids, version = await self.around(ledger_id)
             self.forget(path)
-            rest = pack_spent(without(ids, ledger_id % SPENT_SIZE))
-            try:
-                await self._nodes.zookeeper.set(path, rest, version)
+            listed = await self._list(ledger_id)
+            if offset not in listed.ids:
                 return
+            operations: list[Operation] = [SetData(path, pack_spent(without(listed.ids, offset)), listed.check.version)]
+            if not _first(listed, ledger_id):
+                operations.append(self._note(path, offset, _VERSION_UNNOTED_MAX))
+            try:
+                await self._nodes.zookeeper.multi(operations)
             except (Refusal, OutcomeUnknown, SessionExpired):
                 continue  # Another client changed the list, or the next attempt determines the outcome.
 
@@ -214,11 +273,14 @@ class Ledgers:
         path = self._required_path(ledger_id)
         attempts = 0
         while True:
-            check = await self._spent.check(ledger_id)
-            if check is None:
+            allowed = await self._spent.check(ledger_id)
+            if allowed is None:
                 raise deleted_before(ledger_id)
+            check, first = allowed
+            writes = [SetData(path, data if version == first - 1 else b"", version) for version in range(first)]
+            creation = Create(path, b"" if first else data, self._nodes.acl)
             try:
-                revised = (await self._groups.multi((self._revise, check, Create(path, data, self._nodes.acl))))[0]
+                revised = (await self._groups.multi((self._revise, check, creation, *writes)))[0]
             except NodeExists:
                 own = await self._own_attempt(metadata)
                 if own is not None:
@@ -235,7 +297,7 @@ class Ledgers:
             else:
                 assert isinstance(revised, Stat)
                 zxid, now_ms = revised.mzxid, revised.mtime_ms
-                self._nodes.remember(path, Stat(zxid, zxid, zxid, now_ms, now_ms, 0, 0, 0, 0))
+                self._nodes.remember(path, Stat(zxid, zxid, zxid, now_ms, now_ms, first, 0, 0, 0))
                 return Versioned(as_stored(metadata, data, now_ms), zxid)
 
     async def _own_attempt(self, metadata: LedgerMetadata) -> Versioned | None:
@@ -304,19 +366,15 @@ class Ledgers:
             while (stat := await self._nodes.stat(path)) is not None:
                 if expected_version is not None:
                     check_version(stat.mzxid, expected_version, ledger_id=ledger_id)
-                addition = (await self._spent.additions([ledger_id]))[0]
-                self._spent.forget(addition.path)
+                operations = [*await self._spent.additions({ledger_id: stat.version}), Delete(path, stat.version)]
                 try:
-                    await self._nodes.repeat(partial(self._delete, path, stat.version, addition))
+                    await self._nodes.repeat(partial(self._zookeeper.multi, operations))
                     break
                 except NotEmpty:
                     raise MetadataError(f"{path} has children, so it cannot be deleted", ledger_id=ledger_id) from None
                 except Refusal:
                     continue
         await self.removed(path)
-
-    async def _delete(self, path: str, version: int, addition: SetData) -> None:
-        await self._zookeeper.multi([addition, Delete(path, version)])
 
     async def removed(self, path: str) -> None:
         """Delete the empty parents of a deleted ledger, in the layouts where Apache does."""

@@ -116,12 +116,12 @@ class Transactions:
                 for step, path, stat in zip(steps, paths, stats, strict=True)
                 for operation in self._operations(step, path, stat)
             ]
-            additions = await self._spent.additions(
-                [step.ledger_id for step in steps if isinstance(step, LedgerDeletion)]
+            deleted = (
+                (step, stat) for step, stat in zip(steps, stats, strict=True) if isinstance(step, LedgerDeletion)
             )
-            for addition in additions:
-                self._spent.forget(addition.path)
-            operations += additions
+            operations += await self._spent.additions(
+                {step.ledger_id: stat.version for step, stat in deleted if stat is not None}
+            )
             is_change = any(isinstance(step, LedgerDeletion | RecordWrite) for step in steps)
             if is_change and not any(isinstance(operation, SetData) for operation in operations):
                 await self._nodes.ensure(self._nodes.paths.revision)

@@ -491,6 +491,9 @@ def test_a_sink_may_close_while_adds_are_held_for_one_proof() -> None:
     """Each is answered once, although the first answer ends the connection."""
 
     class Reading:
+        def now_s(self) -> float:
+            return 0.0
+
         def demand(self, proof: OpenProof, holder: Holder) -> None:
             """The store never answers."""
 

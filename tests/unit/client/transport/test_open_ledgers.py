@@ -162,6 +162,22 @@ def test_a_writer_that_was_idle_checks_its_record_on_connections_that_never_brok
     play(act)
 
 
+def test_a_writer_checks_its_record_after_the_machine_has_slept() -> None:
+    """Its bookies may have forgotten the fence of its ledger meanwhile."""
+
+    async def act(world: World) -> None:
+        client = await world.client()
+        writer = await client.create(ensemble=3, ack_quorum=3)
+        await writer.append(b"0")
+        await close_record(world, writer.ledger_id, LedgerState.IN_RECOVERY)
+        client._runtime.clock.slept_s = 31.0  # type: ignore[attr-defined]
+        with pytest.raises(LedgerFenced):
+            await writer.append(b"1")
+        assert all(ids == [0] for ids in added(world, writer.ledger_id).values())
+
+    play(act)
+
+
 @pytest.mark.parametrize("delay_s", [0.05, 60])
 def test_a_writer_that_was_idle_goes_on_without_the_store(delay_s: float) -> None:
     async def act(world: World) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
+from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.errors import ClientClosed, DiskFull, MetadataCorrupt, MetadataError
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.interface.driver import BookieSet, LedgerEvent
@@ -249,6 +250,33 @@ def test_a_watch_goes_on_after_the_store_failed(tmp_path: pathlib.Path, monkeypa
         await driver.delete_ledger(7)
         assert await seen.get() is LedgerEvent.DELETED
         assert failures == []
+        await driver.close()
+
+    asyncio.run(main())
+
+
+def test_a_change_of_a_record_waits_for_space_on_the_disk(tmp_path: pathlib.Path) -> None:
+    async def main() -> None:
+        driver = driver_of(tmp_path)
+        await driver.open()
+        connection = driver.database._connection
+        assert connection is not None
+        troubles: list[MetadataError] = []
+
+        def free_space(error: MetadataError) -> None:
+            troubles.append(error)
+            connection.execute(f"PRAGMA max_page_count = {1 << 20}").fetchone()
+
+        record = await driver.create_ledger(RECORD)
+        loop = MetadataLoop(aio.runtime(seed=2), driver, record, on_trouble=free_space)
+        connection.execute("PRAGMA max_page_count = 1").fetchone()  # no page more than there are
+        big = {"x": bytes(100_000)}
+        written = await loop.update(
+            lambda found: not found.custom_metadata, lambda found: found.replace(custom_metadata=big)
+        )
+        assert [error.retriable for error in troubles] == [True]
+        assert "no space left" in str(troubles[0])
+        assert written == await driver.read_ledger(7)
         await driver.close()
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bookies.errors import DiskFull, MetadataCorrupt, MetadataError, NotSupported, SessionExpired
+from bookies.errors import MetadataCorrupt, MetadataError, NotSupported, SessionExpired
 from bookies.metadata.embedded import sqlite
 from bookies.metadata.embedded.sqlite import SqliteStore, is_busy
 from bookies.metadata.shared.nodes import WORK, At, Delete, FreeFor, HeldBy, Item, Key, Outcome, Page, Put, Table
@@ -342,8 +342,9 @@ def test_a_full_disk(desk: Desk) -> None:
     assert store._connection is not None
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(DiskFull, match="nothing was changed"):
+    with pytest.raises(MetadataError, match="nothing was changed") as caught:
         store.guard(create, store, 8, bytes(100_000))
+    assert caught.value.retriable
     assert store.guard(store.get, [ledger(7), ledger(8)]) == [Item(b"x", version), None]
     assert store.guard(store.next_id) == 0
 

@@ -10,8 +10,8 @@ import pytest
 from tests.fakes.zookeeper import Server, driven
 from tests.fakes.zookeeper_requests import NotedZooKeeper, settle
 
-from bookies.errors import LedgerExists, LedgerNotFound, VersionConflict
-from bookies.metadata.interface.driver import Versioned
+from bookies.errors import LedgerExists, LedgerNotFound, NotSupported, VersionConflict
+from bookies.metadata.interface.driver import LedgerDeletion, Versioned
 from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX
 from bookies.metadata.zookeeper.zookeeper_port import NodeMissing, Stat
@@ -271,5 +271,100 @@ def test_a_copy_that_is_current_costs_a_check_alone() -> None:
             assert await world.driver.current_ledgers(ids, created) == [changed, *created[1:]]
 
         await driven(other, behind)
+
+    play(body)
+
+
+async def restored(driver: ZooKeeperDriver) -> Versioned:
+    await driver.unspend_id(FIRST)
+    return await driver.create_ledger(ledger(FIRST))
+
+
+def test_a_writer_that_slept_while_its_ledger_was_sealed_deleted_and_restored() -> None:
+    """Its driver remembers the version of the znode, which ZooKeeper counts from 0 again."""
+
+    async def body(world: World) -> None:
+        made = await world.driver.create_ledger(ledger(FIRST))
+        _, other = world.client()
+
+        async def rest() -> None:
+            end = closed(made).replace(last_entry_id=9, length=100)
+            await other.write_ledger(end, made.version)
+            await other.delete_ledger(FIRST)
+            await other.unspend_id(FIRST)
+            again = await other.create_ledger(end)
+            assert await world.driver.current_ledgers([FIRST], [made]) == [again]
+            with pytest.raises(VersionConflict):
+                await world.driver.write_ledger(closed(made), made.version)
+            await world.check([again])
+
+        await driven(other, rest)
+
+    play(body)
+
+
+@pytest.mark.parametrize("is_transaction", [False, True])
+def test_the_versions_of_a_record_that_is_made_again_are_new(is_transaction: bool) -> None:
+    """However often it was changed before; in one transaction, with the content as it is to be from the beginning."""
+
+    async def body(world: World) -> None:
+        path = "/ledgers/00/0007/L0000"
+        made = await world.driver.create_ledger(ledger(FIRST))
+        for changes in (3, 1, 2_000, 0):
+            for _ in range(min(changes, 3)):
+                made = await world.driver.write_ledger(made.metadata, made.version)
+            world.server.nodes[path].version += max(0, changes - 3)  # by others
+            made = await world.driver.read_ledger(FIRST)
+            before = world.server.nodes[path].version
+            if is_transaction:
+                await world.driver.transact([LedgerDeletion(FIRST, made.version)])
+            else:
+                await world.driver.delete_ledger(FIRST)
+            made = await restored(world.driver)
+            node = world.server.nodes[path]
+            assert node.version > before
+            assert (made.version, made.metadata.ctime_ms) == (node.czxid, node.ctime_ms)
+            await world.check([made])
+        assert len((await world.driver.given_ids()).spent) == 0
+
+    play(body)
+
+
+def test_the_beginnings_of_lives_are_seen_by_a_client_that_has_read_the_list_before() -> None:
+    async def body(world: World) -> None:
+        await world.create([FIRST, FIRST + 1])
+        _, other = world.client()
+
+        async def rest() -> None:
+            await other.create_ledger(ledger(FIRST + 2))  # It has the list now.
+            await world.driver.delete_ledger(FIRST)
+            await world.driver.unspend_id(FIRST)
+            await world.driver.unspend_id(FIRST)
+            world.server.lost_replies = 1
+            made = await other.create_ledger(ledger(FIRST))
+            assert world.server.nodes["/ledgers/00/0007/L0000"].version == 1_000
+            await world.check([made])
+            await other.unspend_id(FIRST)  # It is not spent: nothing to do.
+            before = world.server.zxid
+            await other.unspend_id(FIRST + 1)
+            assert world.server.zxid == before
+
+        await driven(other, rest)
+
+    play(body)
+
+
+def test_a_record_that_was_changed_too_often_is_not_made_again() -> None:
+    async def body(world: World) -> None:
+        await world.create([FIRST])
+        world.server.nodes["/ledgers/00/0007/L0000"].version = 10_000
+        await world.driver.delete_ledger(FIRST)
+        note = f"/ledgers-bookies/spent/000000000001/{FIRST - (1 << 16)}-10001"
+        with pytest.raises(NotSupported, match=f"changed 10,001 times.*delete the znode {note}, and repeat"):
+            await world.driver.unspend_id(FIRST)
+        with pytest.raises(LedgerExists):
+            await world.driver.create_ledger(ledger(FIRST))
+        await world.zookeeper.delete(note)
+        await world.check([await restored(world.driver)])
 
     play(body)

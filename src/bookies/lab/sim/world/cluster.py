@@ -67,6 +67,8 @@ class SimClock:
     def monotonic(self) -> float:
         return self._loop.time()
 
+    with_sleep = monotonic  # No host sleeps.
+
 
 class SimBookie(Struct):
     """One bookie through all its lives. `participant` and `server` belong to the current life, if there is one."""
