@@ -6,13 +6,16 @@ import pytest
 
 from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported, SequenceGap
 from bookies.protocol.log import Position
+from bookies.protocol.log.records import LogRecord
 from bookies.protocol.log.sequences import (
+    HEADER,
     NUMBER_MAX,
     RUNS_MAX,
     WRITER_AGE_MS,
     WRITERS_MAX,
     Run,
     Sequences,
+    check_unnumbered,
     check_writer,
     pack_number,
     parse_number,
@@ -58,6 +61,17 @@ def test_positions_of_entries_across_runs_and_ledgers() -> None:
     at = [state.position_of("w", number) for number in range(8)]
     assert at == [(7, 10), (7, 11), (7, 12), (7, 14), (7, 15), (7, 16), (8, 0), None]
     assert state.position_of("x", 0) is None
+    state.add("v", run(0, 1, 20), 1)
+    assert state.ends() == [(8, 1), (7, 21)]
+
+
+def test_a_record_with_a_number_of_another_log_is_refused() -> None:
+    position = Position(7, 0)
+    plain = LogRecord(position, b"v", headers=[("content-type", b"text")])
+    numbered = LogRecord(position, b"v", headers=[(HEADER, pack_number("shop", 4))])
+    check_unnumbered("orders", [plain, LogRecord(position, b"v")])
+    with pytest.raises(InvalidArgument, match="number 4 of producer shop would count in log orders"):
+        check_unnumbered("orders", [plain, numbered])
 
 
 def test_old_positions_are_forgotten_and_their_numbers_are_not() -> None:
