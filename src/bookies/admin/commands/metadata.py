@@ -183,8 +183,6 @@ async def _move(source: MetadataDriver, target: MetadataDriver, total: int, argu
         raise UsageError("FROM and TO are two names of the same store: all versions are equal")
     if was_there:
         left = [difference async for difference in differences(source, target, progress.update)]
-        if not left:
-            await filling.finish()
     else:
         try:
             left = await copy(source, target, filling, progress.update)

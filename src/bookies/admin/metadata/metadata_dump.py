@@ -135,7 +135,7 @@ async def load(arguments: argparse.Namespace) -> Report:
     async def body(driver: MetadataDriver) -> Report:
         filling = Filling(driver, instance_id, arguments.file)
         if await filling.is_there():
-            raise MetadataError(f"{uri} is cluster {instance_id} already; nothing was changed")
+            raise MetadataError(f"{uri} is cluster {instance_id} already; no item was changed")
         progress = Progress("lines", count, quiet=arguments.json)
         await _begin(filling, ids)
         await _fill(driver, filling, arguments.file, progress)
