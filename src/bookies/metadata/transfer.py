@@ -365,14 +365,15 @@ class Filling:
             await driver.delete_record(item.name, version)
         elif isinstance(item, UnderReplicated):
             await remove_mark(driver.recovery, item.ledger_id, self._require_mark)
-        elif isinstance(item, LedgerMetadata):
-            stored = await self._stored(item.ledger_id)
+        elif isinstance(item, LedgerMetadata | Damaged):
+            try:
+                stored = await self._stored(item.ledger_id)
+                ledger_version = None if stored is None else stored.version
+            except MetadataCorrupt as error:
+                ledger_version = error.version
             await self._require_mark()
-            if stored is not None:
-                await driver.delete_ledger(item.ledger_id, stored.version)
-        elif isinstance(item, Damaged):
-            await self._require_mark()
-            await driver.delete_ledger(item.ledger_id)
+            if ledger_version is not None:
+                await driver.delete_ledger(item.ledger_id, ledger_version)
 
     async def finish(self) -> None:
         """Make the filled store the cluster."""
