@@ -309,10 +309,11 @@ class RegisteredElsewhere(MetadataError):
 
 
 class MetadataCorrupt(MetadataError):
-    """A record of the metadata store cannot be read."""
+    """A record of the metadata store cannot be read. `version`: of a ledger's record in the store."""
 
     code = -107
     retriable = False
+    version: int | None = None
 
 
 class NoCluster(MetadataError):

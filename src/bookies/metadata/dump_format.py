@@ -7,6 +7,7 @@
     {"kind": "recovery", "enabled": ..., "delay_s": ..., "checked_at_ms": {"all ledgers": ...}}
     {"kind": "mark", "ledger": ..., "replicas": [...], "ctime_ms": ...}
     {"kind": "ledger", "ledger": ..., "state": ..., "ensembles": [{"first": 0, "bookies": [...]}], ...}
+    {"kind": "ids", ...}                                                    again: other clients may go on meanwhile
     {"kind": "end", "lines": ...}                                           the last line; without it the dump is cut
 
 Bytes are text if they are UTF-8, else `{"base64": ...}`. A ledger's password is null unless it was requested or is
@@ -16,7 +17,7 @@ empty. A ledger whose record cannot be read is `{"kind": "damaged", "ledger": ..
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from bookies.encoding.documents import parse_json
@@ -27,20 +28,39 @@ from bookies.metadata.formats.serde import is_bookie_id
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import GivenIds, check_record
 from bookies.metadata.interface.recovery_store import AuditKind
+from bookies.metadata.interface.spent_ids import joined, without
 from bookies.metadata.transfer import Damaged, Item, NamedRecord, StoredCookie, read_items
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
+from bookies.protocol.quorums import IdSet
 
 FORMAT = 1
+IDS_SKIPPED = 1_000_000  # ledger ids that a cluster may have used after its dump
 
 
 async def dump_lines(driver: MetadataDriver, *, passwords: bool) -> AsyncIterator[tuple[Item | None, dict[str, Any]]]:
     """Yield every line of a dump, with its item; None: the first or the last line. Raises `MetadataError`."""
     yield None, {"kind": "cluster", "format": FORMAT, "instance_id": await driver.instance_id(), "from": driver.uri}
-    count = 2
+    count = 3
     async for item in read_items(driver):
         yield item, pack_item(item, passwords=passwords)
         count += 1
+    ids = await driver.given_ids()
+    yield ids, pack_item(ids, passwords=passwords)
     yield None, {"kind": "end", "lines": count}
+
+
+def ids_of(lines: Sequence[GivenIds], ledger_ids: Iterable[int]) -> GivenIds:
+    """Return the ids that no new ledger may get: those of all lines. A ledger that was deleted during the dump may be
+    in `ledger_ids`, the ledgers of the dump; its id is not spent, so that it can be restored.
+    """
+    spent = IdSet(0)
+    for ids in lines:
+        for first, last in ids.spent:
+            spent.add(first, last + 1)
+    for ledger_id in ledger_ids:
+        if ledger_id in spent:
+            spent = without(spent, ledger_id)
+    return GivenIds(max((ids.next_id for ids in lines), default=0), joined({0: spent}))
 
 
 def pack_item(item: Item, *, passwords: bool) -> dict[str, Any]:

@@ -6,8 +6,15 @@ writes the record `MARK`, by which an interrupted filling is recognized and resu
 
     write the mark, the given ids, then everything else, in any order            every step can be repeated
     compare with the source, remove items that the source no longer has
+    write into the mark that the store is complete                              no run changes items any more
     write the instance id                                                       from now on the store is the cluster
     delete the mark
+
+The interrupted run may only be suspended, and continue when the cluster is in use. So a run that resumes takes the mark
+over by compare-and-swap, and writes every item again, equal ones too. A run reads an item's version, then checks that
+the mark is its own, then changes the item at that version. If another run has taken over before the check, the check
+fails. If it takes over afterwards, the item has another version. Only creations that were in flight can still happen,
+of cookies and ledgers that the cluster does not have; its deleted ledgers have spent ids.
 
 Registrations, locks and votes are not items: their owners recreate them. If a ledger's record has no time of creation,
 the store's time is written into the record (`stores_ctime`), where Apache's current clients read it too.
@@ -27,6 +34,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.errors import (
+    BookKeeperError,
     CookieExists,
     CookieNotFound,
     LedgerExists,
@@ -35,6 +43,7 @@ from bookies.errors import (
     MetadataError,
     RecordExists,
     RecordNotFound,
+    VersionConflict,
 )
 from bookies.metadata.formats.recovery_items import (
     RecoverySettings,
@@ -48,7 +57,7 @@ from bookies.metadata.formats.recovery_items import (
     remove_mark,
 )
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.interface.driver import GivenIds
+from bookies.metadata.interface.driver import GivenIds, RecordAt, RecordWrite, Step, Versioned
 from bookies.metadata.shared.refusals import other_cluster
 from bookies.model import BookieId, LedgerMetadata
 
@@ -166,10 +175,17 @@ async def _awaited(operation: Awaitable[T]) -> T:
 # -- filling a store --------------------------------------------------------------------------------------------------
 
 
+class TakenOver(MetadataError):
+    """Another run fills the store, or has finished it."""
+
+    retriable = False
+
+
 class Filling:
     """One filling of an empty store with a cluster: `begin`, `put` for every item, `finish`.
 
-    `is_resumed`: an earlier filling from the same cluster was interrupted, and its items are corrected.
+    `is_resumed`: an earlier filling from the same cluster was interrupted, and its items are corrected. All calls raise
+    `TakenOver` once another run has taken over. Without `begin`, `put` has no mark to check.
     """
 
     def __init__(self, driver: MetadataDriver, instance_id: str, origin: str) -> None:
@@ -177,35 +193,75 @@ class Filling:
         self._driver = driver
         self._instance_id = instance_id
         self._origin = origin
+        self._version: int | None = None  # of the mark
 
     async def is_there(self) -> bool:
-        """Report whether the store is that cluster already. Raises `MetadataError` if it is another cluster."""
+        """Report whether the store is that cluster already, or complete; then end what an interruption left.
+
+        Raises `MetadataError` if it is another cluster.
+        """
         stored = await self._driver.instance_id()
         if stored not in (None, self._instance_id):
             raise other_cluster(str(stored), self._instance_id)
-        return stored is not None
+        mark = await read_record(self._driver, MARK)
+        content = {} if mark is None else json.loads(mark.data)
+        is_complete = bool(content.get("is_complete")) and content.get("instance_id") == self._instance_id
+        if mark is not None and (stored is not None or is_complete):
+            await self._end()
+        return stored is not None or is_complete
 
     async def begin(self, ids: GivenIds) -> None:
         """Write the mark and the given ids. Raises `MetadataError` if the store has contents other than those of an
         interrupted filling.
         """
-        mark = {"from": self._origin, "instance_id": self._instance_id}
+        data = self._mark(is_complete=False)
         try:
             await self._check_empty(await self._driver.record_names(""))
-            await self._driver.create_record(MARK, json.dumps(mark).encode("utf-8"))
+            self._version = version = await self._driver.create_record(MARK, data)
         except RecordExists:
-            earlier = json.loads((await self._driver.read_record(MARK))[0])
-            if earlier.get("instance_id") != self._instance_id:
-                raise MetadataError(
-                    f"{self._driver.uri} is half filled with cluster {earlier.get('instance_id')} from "
-                    f"{earlier.get('from')}: finish that migration, or name an empty store"
-                ) from None
+            self._version = version = await self._take_over(data)
             self.is_resumed = True
         await self._driver.restore_ids(ids)
         if not self.is_resumed:
             async for ledger_ids in self._driver.ledger_ids():
-                await self._driver.delete_record(MARK, (await self._driver.read_record(MARK))[1])
+                await self._driver.delete_record(MARK, version)
                 raise MetadataError(f"{self._driver.uri} is not empty: it has {counted_names(ledger_ids, 'ledger')}")
+
+    async def _take_over(self, data: bytes) -> int:
+        try:
+            stored, version = await self._driver.read_record(MARK)
+            earlier = json.loads(stored)
+            if earlier.get("instance_id") != self._instance_id:
+                raise MetadataError(
+                    f"{self._driver.uri} is half filled with cluster {earlier.get('instance_id')} from "
+                    f"{earlier.get('from')}: finish that migration, or name an empty store"
+                )
+            if earlier.get("is_complete"):
+                raise self._taken_over()
+            return await self._driver.write_record(MARK, data, version)
+        except (RecordNotFound, VersionConflict):
+            raise self._taken_over() from None
+
+    def _mark(self, *, is_complete: bool) -> bytes:
+        mark = {"from": self._origin, "instance_id": self._instance_id, "is_complete": is_complete}
+        return json.dumps(mark).encode("utf-8")
+
+    async def _require_mark(self) -> None:
+        """Raise `TakenOver` unless the mark is as this run wrote it."""
+        if self._version is None:
+            return
+        try:
+            version = (await self._driver.read_record(MARK))[1]
+        except RecordNotFound:
+            raise self._taken_over() from None
+        if version != self._version:
+            raise self._taken_over()
+
+    def _taken_over(self) -> TakenOver:
+        return TakenOver(
+            f"another run of `bk metadata load` or `migrate` fills {self._driver.uri}, or has finished it, so this run "
+            "ends: `bk metadata check` shows the state"
+        )
 
     async def _check_empty(self, names: Sequence[str]) -> None:
         if MARK in names:
@@ -220,18 +276,21 @@ class Filling:
 
         Raises `MetadataCorrupt` for an item that cannot be carried over.
         """
+        await self._require_mark()
         await _all([self._put_with_retries(item) for item in items])
 
     async def _put_with_retries(self, item: Item) -> None:
-        for attempt in range(1, ATTEMPTS_MAX):
+        for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
+                if attempt > 1:
+                    await self._require_mark()
                 await self._put(item)
                 return
-            except MetadataError as error:
-                if not error.retriable:
+            except BookKeeperError as error:
+                if not error.retriable or attempt == ATTEMPTS_MAX:
+                    await self._require_mark()  # Another run may be the reason.
                     raise
             await asyncio.sleep(attempt * PAUSE_S)
-        await self._put(item)
 
     async def _put(self, item: Item) -> None:
         driver = self._driver
@@ -240,53 +299,98 @@ class Filling:
                 await driver.create_cookie(item.bookie, item.data)
             except CookieExists:
                 data, version = await driver.read_cookie(item.bookie)
-                if data != item.data:
+                if data != item.data or self.is_resumed:
+                    await self._require_mark()
                     await driver.write_cookie(item.bookie, item.data, version)
         elif isinstance(item, NamedRecord):
             try:
-                await driver.create_record(item.name, item.data)
+                await self._write_record(item, 0)
             except RecordExists:
                 data, version = await driver.read_record(item.name)
-                if data != item.data:
-                    await driver.write_record(item.name, item.data, version)
+                if data != item.data or self.is_resumed:
+                    await self._write_record(item, version)
         elif isinstance(item, RecoverySettings):
+            await self._require_mark()
             await put_settings(driver.recovery, item)
         elif isinstance(item, UnderReplicated):
-            await put_mark(driver.recovery, item)
+            await put_mark(driver.recovery, item, self._require_mark)
         elif isinstance(item, LedgerMetadata):
             await self._put_ledger(carried(item))
         elif isinstance(item, Damaged):
             raise unreadable(item)
 
+    async def _write_record(self, item: NamedRecord, version: int) -> None:
+        """Write a record in one step with the check of the mark: one that the live cluster deletes stays deleted."""
+        guard: list[Step] = [] if self._version is None else [RecordAt(MARK, self._version)]
+        await self._driver.transact([*guard, RecordWrite(item.name, item.data, version)])
+
     async def _put_ledger(self, metadata: LedgerMetadata) -> None:
-        try:
-            stored = await self._driver.create_ledger(metadata)
-        except LedgerExists as error:
+        # Not by the creation: it would return the record of an earlier run as its own.
+        stored = await self._stored(metadata.ledger_id) if self.is_resumed else None
+        is_created = stored is None
+        if stored is None:
             try:
-                stored = await self._driver.read_ledger(metadata.ledger_id)
-            except LedgerNotFound:
-                raise error from None  # The id belonged to a deleted ledger.
-        if stored.metadata != metadata:
+                stored = await self._driver.create_ledger(metadata)
+            except LedgerExists:
+                stored = await self._stored(metadata.ledger_id)
+                if stored is None:
+                    raise  # The id belonged to a deleted ledger.
+        if stored.metadata != metadata or not is_created:
+            await self._require_mark()
             await self._driver.write_ledger(metadata, stored.version)
+
+    async def _stored(self, ledger_id: int) -> Versioned | None:
+        try:
+            return await self._driver.read_ledger(ledger_id)
+        except LedgerNotFound:
+            return None
 
     async def remove(self, item: Item) -> None:
         """Remove an item that an interrupted filling put, and that the source no longer has."""
+        try:
+            await self._remove(item)
+        except BookKeeperError:
+            await self._require_mark()
+            raise
+
+    async def _remove(self, item: Item) -> None:
+        driver = self._driver
         if isinstance(item, StoredCookie):
-            await self._driver.delete_cookie(item.bookie, (await self._driver.read_cookie(item.bookie))[1])
+            version = (await driver.read_cookie(item.bookie))[1]
+            await self._require_mark()
+            await driver.delete_cookie(item.bookie, version)
         elif isinstance(item, NamedRecord):
-            await self._driver.delete_record(item.name, (await self._driver.read_record(item.name))[1])
+            version = (await driver.read_record(item.name))[1]
+            await self._require_mark()
+            await driver.delete_record(item.name, version)
         elif isinstance(item, UnderReplicated):
-            await remove_mark(self._driver.recovery, item.ledger_id)
+            await remove_mark(driver.recovery, item.ledger_id, self._require_mark)
         elif isinstance(item, LedgerMetadata | Damaged):
-            await self._driver.delete_ledger(item.ledger_id)
+            try:
+                stored = await self._stored(item.ledger_id)
+                ledger_version = None if stored is None else stored.version
+            except MetadataCorrupt as error:
+                ledger_version = error.version
+            await self._require_mark()
+            if ledger_version is not None:
+                await driver.delete_ledger(item.ledger_id, ledger_version)
 
     async def finish(self) -> None:
-        """Make the filled store the cluster. Repeatable."""
+        """Make the filled store the cluster."""
+        assert self._version is not None
+        try:
+            await self._driver.write_record(MARK, self._mark(is_complete=True), self._version)
+        except (RecordNotFound, VersionConflict):
+            raise self._taken_over() from None
+        await self._end()
+
+    async def _end(self) -> None:
+        """Write the instance id, then delete the mark. Repeatable."""
         await self._driver.restore_instance_id(self._instance_id)
         try:
             await self._driver.delete_record(MARK, (await self._driver.read_record(MARK))[1])
-        except RecordNotFound:
-            pass  # It was finished before.
+        except (RecordNotFound, VersionConflict):
+            pass  # Another run has ended it.
 
 
 def carried(metadata: LedgerMetadata) -> LedgerMetadata:

@@ -18,10 +18,22 @@ from bookies.metadata import transfer
 from bookies.metadata.embedded import EmbeddedDriver, MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import GivenIds
 from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.shared.nodes import INSTANCE_ID, Key, Put, Table
 from bookies.metadata.survey import objections, survey
-from bookies.metadata.transfer import MARK, Damaged, Difference, Filling, Item, copy, differences, read_items
+from bookies.metadata.transfer import (
+    MARK,
+    Damaged,
+    Difference,
+    Filling,
+    Item,
+    StoredCookie,
+    TakenOver,
+    copy,
+    differences,
+    read_items,
+)
 from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
@@ -136,13 +148,16 @@ class Limited(MemoryDriver):
         self._changes_left = changes
 
     async def _call(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
-        self._changes_left -= operation.startswith(("create", "restore", "delete"))
+        self._changes_left -= operation.startswith(("create", "restore", "delete", "write", "transact"))
         if self._changes_left < 0:
             raise _Stop
         return await super()._call(operation, function, *arguments)
 
 
-@pytest.mark.parametrize("changes", [0, 1, 2, 4, 6, 8, 40, 72, 73, 74])
+CHANGES = 78  # of a move
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2, 4, 6, 8, 40, *range(CHANGES - 3, CHANGES)])
 def test_an_interrupted_move_is_gone_on_with_wherever_it_stopped(changes: int) -> None:
     async def body() -> None:
         source, store = await opened(memory()), MemoryStore()
@@ -151,10 +166,12 @@ def test_an_interrupted_move_is_gone_on_with_wherever_it_stopped(changes: int) -
             await moved(source, await opened(Limited(store, changes)))
         target = await opened(memory(store))
         instance_id = store.get([INSTANCE_ID])[0]
-        if instance_id is not None:  # Only the mark is left to be removed.
-            assert changes == 74
-            await Filling(target, instance_id.data.decode(), source.uri).finish()
+        if changes > CHANGES - 3:  # It is complete, and at the end only the mark is left to be removed.
+            assert (instance_id is not None) is (changes == CHANGES - 1)
+            assert await Filling(target, str(await source.instance_id()), source.uri).is_there()
+            assert await target.instance_id() == await source.instance_id()
         else:
+            assert instance_id is None
             if changes:
                 with pytest.raises(MetadataError, match="half filled"):
                     await copy(source, target, Filling(target, "other", "elsewhere"))
@@ -166,6 +183,124 @@ def test_an_interrupted_move_is_gone_on_with_wherever_it_stopped(changes: int) -
         assert MARK not in await target.record_names("")
 
     run(body)
+
+
+class Suspended:
+    """Stops a driver before one of its operations, as Ctrl-Z does, and lets the others of its command go on."""
+
+    def __init__(self, at: int, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self.count = 0
+        self._at = at
+        self._meanwhile = meanwhile
+        self._end = asyncio.Event()
+
+    async def before(self, operation: str, driver: MemoryDriver) -> None:
+        self.count += 1
+        if self.count == self._at:
+            await self._meanwhile()
+            self._end.set()
+        elif self.count > self._at:
+            await self._end.wait()
+
+    async def after(self, operation: str, driver: MemoryDriver) -> None: ...
+
+
+def begun(ledger_id: int, more: bytes) -> LedgerMetadata:
+    changes = {"last_entry_id": -1, "length": 0, "creator_token": 7, "custom_metadata": {"of": more}}
+    return record(ledger_id, state=LedgerState.OPEN, **changes)
+
+
+async def small(source: MetadataDriver, ledger_ids: range, more: bytes) -> None:
+    """A cluster of a few items, some of which only this one has."""
+    await source.initialize_cluster()
+    await source.restore_ids(GivenIds(9))
+    for ledger_id in ledger_ids:
+        await source.create_ledger(begun(ledger_id, more))
+    for name in ("both", more.decode()):
+        await source.create_record(name, more)
+        await source.create_cookie(BookieId(name), more)
+
+
+def test_a_run_that_was_suspended_changes_nothing_in_the_cluster_that_another_run_has_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever it was suspended, whether it had begun or resumed the filling, and whichever dump it had."""
+    monkeypatch.setattr(transfer, "PAUSE_S", 0.001)
+
+    async def suspended(at: int, *, begins: bool) -> bool:
+        old, new, store = await opened(memory()), await opened(memory()), MemoryStore()
+        await small(old, range(5), b"old")
+        await small(new, range(1, 6), b"new")
+        instance_id = str(await old.instance_id())
+        assert instance_id == await new.instance_id()
+        live = await opened(memory(store))
+        if not begins:  # An earlier run was killed.
+            await Filling(live, instance_id, "old").begin(GivenIds(9))
+            await live.create_ledger(record(2, creator_token=7))
+            await live.create_ledger(transfer.carried((await new.read_ledger(4)).metadata))
+            await live.create_ledger(record(6))
+            await live.create_record("surplus", b"")
+            await live.create_cookie(BookieId("surplus"), b"")
+        seen: list[list[Item]] = []
+
+        async def meanwhile() -> None:
+            filling = Filling(live, instance_id, "new")
+            if await filling.is_there() or await copy(new, live, filling):
+                return  # The suspended run had finished, or another one is needed after it.
+            for ledger_id in (1, 2):
+                await live.delete_ledger(ledger_id)
+            stored = await live.read_ledger(3)
+            await live.write_ledger(record(3), stored.version)
+            await live.create_ledger(record(await live.next_ledger_id()))
+            await live.delete_record("new", (await live.read_record("new"))[1])
+            await live.write_record("both", b"live", (await live.read_record("both"))[1])
+            seen.append(await contents(live))
+
+        faults = Suspended(at, meanwhile)
+        driver = await opened(MemoryDriver(store, aio.runtime(seed=3), faults=faults))
+        try:
+            await copy(old, driver, Filling(driver, instance_id, "old"))
+        except MetadataError:
+            assert seen
+        for before in seen:
+            assert [item for item in await contents(live) if not is_left(item)] == [
+                item for item in before if not is_left(item)
+            ]
+        return faults.count >= at
+
+    async def body() -> None:
+        for begins in (True, False):
+            at = 3  # Two operations open the session.
+            while await suspended(at, begins=begins):
+                at += 1
+            assert at > 30
+
+    run(body)
+
+
+def test_a_run_ends_when_another_one_has_taken_over() -> None:
+    async def body() -> None:
+        store = MemoryStore()
+        earlier, later = [Filling(await opened(memory(store)), "c", origin) for origin in ("a", "b")]
+        await earlier.begin(GivenIds(5))
+        await later.begin(GivenIds(5))
+        item = transfer.NamedRecord("r", b"")
+        for call in (lambda: earlier.put([item]), lambda: earlier.remove(item), earlier.finish):
+            with pytest.raises(TakenOver, match="another run of"):
+                await call()
+        driver = await opened(memory(store))
+        assert await driver.instance_id() is None
+        assert await driver.record_names("") == [MARK]
+        await later.finish()
+        assert await driver.instance_id() == "c"
+        assert await driver.record_names("") == []
+
+    run(body)
+
+
+def is_left(item: Item) -> bool:
+    """Report whether a change in flight may have created the item: ids that only the old dump has, and its cookies."""
+    return isinstance(item, StoredCookie) or (isinstance(item, LedgerMetadata) and item.ledger_id == 0)
 
 
 async def opened(driver: MetadataDriver) -> MetadataDriver:

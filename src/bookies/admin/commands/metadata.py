@@ -183,8 +183,6 @@ async def _move(source: MetadataDriver, target: MetadataDriver, total: int, argu
         raise UsageError("FROM and TO are two names of the same store: all versions are equal")
     if was_there:
         left = [difference async for difference in differences(source, target, progress.update)]
-        if not left:
-            await filling.finish()
     else:
         try:
             left = await copy(source, target, filling, progress.update)
@@ -339,9 +337,16 @@ VERBS = (
         "bk metadata load cluster.jsonl --metadata file:/srv/bk/metadata",
         _awaited(_load),
         Option("file FILE", "output of `bk metadata dump --passwords`"),
+        Option(
+            "--ids-from ID",
+            "id that new ledgers begin at, above every id handed out before the store was lost (default: 1,000,000 "
+            "above the dump's next id)",
+            int,
+        ),
         Option("--dry-run", "check the whole file, write nothing", bool),
-        description="Restores the whole cluster, with its instance id and the ids already used. Repeat the command "
-        "after an interruption.",
+        description="Restores the whole cluster, with its instance id and the ids already used. Bookies may have "
+        "entries of ledgers that were created after the dump, so their ids are skipped. Repeat the command after an "
+        "interruption.",
     ),
     verb(
         "metadata check",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 class Plan(Struct):
     """The meaning of a line of the file for one ledger. `state`: same, changed, deleted (there is no record),
-    unreadable or refused. `version`: of the stored record; 0: none that can be parsed.
+    unreadable or refused. `version`: of the stored record; 0: there is none.
     """
 
     ledger_id: int
@@ -128,7 +128,8 @@ async def _plan(driver: MetadataDriver, line: Mapping[str, Any]) -> Plan:
     except MetadataCorrupt as error:
         after = _record(parse_item(line))
         texts = ["the stored record cannot be compared: a later version of bookies may have written it"]
-        return _new(Plan(ledger_id, after, "unreadable", dangers=texts, problem=error.message), after)
+        plan = Plan(ledger_id, after, "unreadable", error.version or 0, dangers=texts, problem=error.message)
+        return _new(plan, after)
     before = stored.metadata
     if line.get("password") is None and before.password is not None:
         line = {**line, "password": pack_bytes(before.password)}  # left out by the dump: it stays
@@ -276,23 +277,34 @@ async def write_plan(driver: MetadataDriver, plan: Plan, reason: str) -> None:
         await note_change(driver, now_ms, by, reason, f"ledger {plan.ledger_id}", differences)
         if plan.state == "changed":
             await driver.write_ledger(plan.after, plan.version, lock)
-            return
-        if plan.state == "unreadable":
-            await _delete_unreadable(driver, plan.ledger_id)
-        await driver.unspend_id(plan.ledger_id)
-        await driver.create_ledger(carried(plan.after))
+        elif plan.state == "unreadable":
+            await driver.write_ledger(carried(plan.after), plan.version, lock)
+        else:
+            await _create_again(driver, carried(plan.after))
 
 
-async def _delete_unreadable(driver: MetadataDriver, ledger_id: int) -> None:
-    """Delete a record that has no version that could be compared. Raises `VersionConflict`: it can be read."""
-    from bookies.errors import LedgerNotFound, MetadataCorrupt, VersionConflict
+async def _create_again(driver: MetadataDriver, record: LedgerMetadata) -> None:
+    """Create the record of a deleted ledger. If that fails, spend its id again: bookies may hold its entries."""
+    from bookies.errors import BookKeeperError, LedgerNotFound, MetadataCorrupt, MetadataError
+    from bookies.metadata.interface.driver import GivenIds
 
+    ledger_id = record.ledger_id
+    await driver.unspend_id(ledger_id)
     try:
-        await driver.read_ledger(ledger_id)
-    except (MetadataCorrupt, LedgerNotFound):
-        await driver.delete_ledger(ledger_id)
-        return
-    raise VersionConflict("another client has replaced the unreadable record; compare it again", ledger_id=ledger_id)
+        await driver.create_ledger(record)
+    except BaseException as error:
+        try:
+            await driver.read_ledger(ledger_id)
+        except MetadataCorrupt:
+            pass  # Another client has created it.
+        except LedgerNotFound:
+            await driver.restore_ids(GivenIds(0, ((ledger_id, ledger_id),)))
+        except BookKeeperError as unknown:
+            raise MetadataError(
+                f"ledger {ledger_id} may not have a record, and clients could use its id: repeat the command ({error}; "
+                f"{unknown})"
+            ) from error
+        raise
 
 
 async def changes(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:

@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import metadata_uri, print_json, refuse_memory, with_driver
 from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
+    from bookies.metadata.interface.driver import GivenIds
     from bookies.metadata.transfer import Filling, Item
 
 
@@ -66,25 +70,52 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
     raise UsageError(f"{path} is not complete: its last line is missing. No cluster was created")
 
 
-def read_dump(path: str) -> tuple[str, str, int]:
-    """Check a dump. Return (instance id, URI of its origin, number of items). Raises UsageError, InvalidArgument."""
-    from bookies.metadata.dump_format import FORMAT, parse_item
+class Dump(Struct, frozen=True):
+    """A checked dump. `count`: its items; `ids`: those that no new ledger may get."""
+
+    instance_id: str
+    origin: str
+    count: int
+    ids: GivenIds
+
+
+def read_dump(path: str) -> Dump:
+    """Check a dump. Raises UsageError, InvalidArgument."""
+    from bookies.metadata.dump_format import FORMAT, ids_of, parse_item
     from bookies.metadata.interface.driver import GivenIds
     from bookies.metadata.transfer import Damaged, unreadable
+    from bookies.model import LedgerMetadata
 
     lines = _lines(path)
     first = next(lines, {})
     if first.get("kind") != "cluster" or first.get("format") != FORMAT or not first.get("instance_id"):
         raise UsageError(f"{path} is not a dump of format {FORMAT}: its first line differs")
     count = 0
+    ids: list[GivenIds] = []
+    ledger_ids: list[int] = []
     for line in lines:
         item = parse_item(line)
-        if isinstance(item, GivenIds) is not (count == 0):
-            raise UsageError(f"{path}: the line of ids handed out must be the second line, and the only one")
+        if len(ids) == 2 or (not ids and not isinstance(item, GivenIds)):
+            raise UsageError(f"{path}: lines of ids handed out must be the second line and, if again, the last but one")
         if isinstance(item, Damaged):
             raise unreadable(item)
+        if isinstance(item, GivenIds):
+            ids.append(item)
+        elif isinstance(item, LedgerMetadata):
+            ledger_ids.append(item.ledger_id)
         count += 1
-    return first["instance_id"], str(first.get("from", path)), count
+    return Dump(first["instance_id"], str(first.get("from", path)), count, ids_of(ids, ledger_ids))
+
+
+def _ids_from(dump: Dump, path: str, wanted: int | None) -> GivenIds:
+    """Return the ids of a dump, and those that its cluster may have used since. Raises `UsageError`."""
+    from bookies.metadata.dump_format import IDS_SKIPPED
+    from bookies.metadata.transfer import LEDGER_ID_MAX
+
+    next_id = dump.ids.next_id + IDS_SKIPPED if wanted is None else wanted
+    if not dump.ids.next_id <= next_id <= LEDGER_ID_MAX:
+        raise UsageError(f"--ids-from must be from {dump.ids.next_id} to {LEDGER_ID_MAX}: {path} has ids below it")
+    return replace(dump.ids, next_id=next_id)
 
 
 async def load(arguments: argparse.Namespace) -> Report:
@@ -94,22 +125,35 @@ async def load(arguments: argparse.Namespace) -> Report:
 
     uri = metadata_uri(arguments)
     refuse_memory(uri)
-    instance_id, origin, count = read_dump(arguments.file)
-    facts = {"metadata": uri, "instance_id": instance_id, "items": count}
+    dump = read_dump(arguments.file)
+    instance_id, count = dump.instance_id, dump.count
+    ids = _ids_from(dump, arguments.file, arguments.ids_from)
+    facts = {"metadata": uri, "instance_id": instance_id, "items": count, "ids_from": ids.next_id}
     if arguments.dry_run:
-        return Report(facts, [f"{count:,} lines of cluster {instance_id}, from {origin}, can be loaded"])
+        return Report(facts, [f"{count:,} lines of cluster {instance_id}, from {dump.origin}, can be loaded"])
 
     async def body(driver: MetadataDriver) -> Report:
         filling = Filling(driver, instance_id, arguments.file)
         if await filling.is_there():
-            raise MetadataError(f"{uri} is cluster {instance_id} already; nothing was changed")
+            raise MetadataError(f"{uri} is cluster {instance_id} already; no item was changed")
         progress = Progress("lines", count, quiet=arguments.json)
+        await _begin(filling, ids)
         await _fill(driver, filling, arguments.file, progress)
         progress.clear()
         await filling.finish()
-        return Report(facts, [f"loaded {count:,} lines: {uri} is cluster {instance_id}"])
+        text = f"loaded {count:,} lines: {uri} is cluster {instance_id}; ids of new ledgers begin at {ids.next_id:,}"
+        return Report(facts, [text])
 
     return await with_driver(uri, body, may_create=True, must_be_cluster=False)
+
+
+async def _begin(filling: Filling, ids: GivenIds) -> None:
+    from bookies.errors import NotSupported
+
+    try:
+        await filling.begin(ids)
+    except NotSupported as error:
+        raise NotSupported(f"{error.message}; or use --ids-from with a lower id that was never handed out") from error
 
 
 async def _fill(driver: MetadataDriver, filling: Filling, path: str, progress: Progress) -> None:
@@ -123,10 +167,9 @@ async def _fill(driver: MetadataDriver, filling: Filling, path: str, progress: P
     next(lines)
     for done, line in enumerate(lines):
         item = parse_item(line)
-        seen.add(_name_of(item))
         if isinstance(item, GivenIds):
-            await filling.begin(item)
             continue
+        seen.add(_name_of(item))
         batch.append(item)
         if len(batch) >= AT_ONCE:
             await filling.put(batch)

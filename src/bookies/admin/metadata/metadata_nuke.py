@@ -51,14 +51,17 @@ async def _nuke(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
         first = f"the dump is {removal['dump']}; would" if is_resumed else f"would write a dump to {arguments.dump} and"
         return Report(facts, [f"{first} remove {subject}"])
     dump = str(removal["dump"]) if is_resumed else _absolute(arguments.dump)
+    next_id = removal.get("next_id")
     if not is_resumed:
-        await _dump(driver, dump)
+        next_id = await _dump(driver, dump)
         await _check_stopped(driver)  # A bookie that started meanwhile may have entries of ledgers the dump lacks.
-        await _note_removal(driver, json.dumps({"instance_id": stored, "dump": dump}).encode())
+        await _note_removal(driver, json.dumps({"instance_id": stored, "dump": dump, "next_id": next_id}).encode())
     await driver.remove_cluster(arguments.instance_id)
+    # No ledger was created after the dump, so its next id is exact.
+    exact = "" if next_id is None else f" --ids-from {next_id}"
     text = [
         f"removed {subject}",
-        f"the dump is {dump}; `bk metadata load` restores the cluster from it",
+        f"the dump is {dump}; `bk metadata load FILE{exact}` restores the cluster from it",
         "next: bk bookie format empties the directories of its bookies; bk metadata init creates a new cluster here",
     ]
     return Report(facts | {"dump": dump}, text)
@@ -106,15 +109,15 @@ async def _removal(driver: MetadataDriver) -> dict[str, object]:
     return {} if record is None else dict(json.loads(record.data))
 
 
-async def _dump(driver: MetadataDriver, path: str) -> None:
-    """Write a dump with passwords to a new file, durably, and check that it can be loaded.
+async def _dump(driver: MetadataDriver, path: str) -> int:
+    """Write a dump with passwords to a new file, durably, and check that it can be loaded. Return its next id.
 
     Raises `UsageError`: the file exists, or cannot be written. Raises `MetadataCorrupt`: a record cannot be read.
     """
     with _new_file(path) as file:
         await dump_to(driver, file, passwords=True)
         _sync(file, path)
-    read_dump(path)
+    return read_dump(path).ids.next_id
 
 
 def _absolute(path: str) -> str:

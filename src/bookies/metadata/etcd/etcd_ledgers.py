@@ -170,7 +170,7 @@ class Ledgers:
         self._values.remember(key, 0 if item is None else item.mod_revision)
         if item is None:
             raise not_found(ledger_id)
-        return Versioned(parse_ledger(ledger_id, item.value), item.mod_revision)
+        return Versioned(parse_ledger(ledger_id, item.value, version=item.mod_revision), item.mod_revision)
 
     def _written(self, key: str, metadata: LedgerMetadata, data: bytes, revision: int) -> Versioned:
         self._values.remember(key, revision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
@@ -70,18 +70,24 @@ def _item(mark: Mark) -> UnderReplicated:
     return UnderReplicated(mark.ledger_id, mark.replicas, mark.ctime_ms)
 
 
-async def put_mark(recovery: RecoveryStore, wanted: UnderReplicated) -> None:
-    """Write a mark, replacing the ledger's earlier one. Repeatable. The store must have no other users meanwhile."""
+async def put_mark(recovery: RecoveryStore, wanted: UnderReplicated, confirm: Callable[[], Awaitable[None]]) -> None:
+    """Write a mark, replacing the ledger's earlier one. Repeatable. The store must have no other users meanwhile.
+
+    `confirm`: called between the read and the change, raises if the change must not be made.
+    """
     stored = await recovery.mark_of(wanted.ledger_id)
     if stored is not None and _item(stored) == wanted:
         return
+    await confirm()
     if stored is not None:
         await recovery.unmark(stored)
     await recovery.mark(wanted.ledger_id, wanted.replicas, wanted.ctime_ms)
 
 
-async def remove_mark(recovery: RecoveryStore, ledger_id: int) -> None:
+async def remove_mark(recovery: RecoveryStore, ledger_id: int, confirm: Callable[[], Awaitable[None]]) -> None:
+    """Delete a mark. `confirm`: see `put_mark`."""
     mark = await recovery.mark_of(ledger_id)
+    await confirm()
     if mark is not None:
         await recovery.unmark(mark)
 

@@ -85,16 +85,18 @@ def pack_ledger(metadata: LedgerMetadata) -> bytes:
         raise MetadataCorrupt(f"ledger metadata was not written: {error}", ledger_id=metadata.ledger_id) from error
 
 
-def parse_ledger(ledger_id: int, data: bytes, ctime_ms: int | None = None) -> LedgerMetadata:
+def parse_ledger(
+    ledger_id: int, data: bytes, ctime_ms: int | None = None, version: int | None = None
+) -> LedgerMetadata:
     """Read a record of any format. `ctime_ms`: the store's own creation time, for formats 2 and 3 without one.
 
-    Raises `MetadataCorrupt`.
+    Raises `MetadataCorrupt`, with the record's version in the store.
     """
     try:
-        version, body = _parse_header(data)
-        if version == 1:
+        format_version, body = _parse_header(data)
+        if format_version == 1:
             metadata = _parse_lines(ledger_id, body)
-        elif version == 2:
+        elif format_version == 2:
             metadata = _from_message(ledger_id, protobuf.parse_text(_LEDGER, body), 2, ctime_ms)
         else:
             size, offset = protobuf.parse_varint(body, 0)
@@ -104,7 +106,9 @@ def parse_ledger(ledger_id: int, data: bytes, ctime_ms: int | None = None) -> Le
             metadata = _from_message(ledger_id, message, 3, ctime_ms)
         _check(metadata)
     except ValueError as error:
-        raise MetadataCorrupt(f"ledger metadata cannot be read: {error}", ledger_id=ledger_id) from error
+        corrupt = MetadataCorrupt(f"ledger metadata cannot be read: {error}", ledger_id=ledger_id)
+        corrupt.version = version
+        raise corrupt from error
     return metadata
 
 

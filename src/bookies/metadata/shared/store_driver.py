@@ -383,7 +383,7 @@ class StoreDriver(MetadataDriver):
         self._remember(ledger_id, MISSING if item is None else item.version)
         if item is None:
             raise not_found(ledger_id)
-        return Versioned(parse_ledger(ledger_id, item.data, item.ctime_ms), item.version)
+        return Versioned(parse_ledger(ledger_id, item.data, item.ctime_ms, item.version), item.version)
 
     def _remember(self, ledger_id: int, version: int) -> None:
         self._versions.pop(ledger_id, None)

@@ -235,7 +235,7 @@ class Ledgers:
 
     def _versioned(self, path: str, ledger_id: int, data: bytes, stat: Stat) -> Versioned:
         self._nodes.remember(path, stat)
-        return Versioned(parse_ledger(ledger_id, data, stat.ctime_ms), stat.mzxid)
+        return Versioned(parse_ledger(ledger_id, data, stat.ctime_ms, stat.mzxid), stat.mzxid)
 
     async def read_current(self, ledger_id: int, known: Versioned | None = None) -> Versioned | MetadataCorrupt | None:
         """Read a record, see `MetadataDriver.current_ledgers`. `known`: the caller's copy, which is only checked.

@@ -25,7 +25,7 @@ from bookies.client.log.base.cursor_store import CURSORS, HISTORY, MIRRORS, SEQU
 from bookies.client.read.offloaded import OffloadedFetch
 from bookies.client.turns.lease import ELECTIONS
 from bookies.errors import InvalidArgument, LedgerExists, LedgerNotFound, LogExists, RecordExists, RecordNotFound
-from bookies.metadata.dump_format import pack_item, parse_item
+from bookies.metadata.dump_format import ids_of, pack_item, parse_item
 from bookies.metadata.interface import bookie_places
 from bookies.metadata.interface.driver import GivenIds
 from bookies.metadata.ledger_counts import RECORD as COUNTS
@@ -159,16 +159,16 @@ def _read(config: JobConfig) -> Backup:
     skip = config.options["skip"]
     skipped = dict.fromkeys(ledger_selection.numbers_of(skip) if skip else (), "it was skipped")
     copies = {copy.ledger: copy for copy in contents.copies if copy.ledger not in skipped}
-    records, named, ids = {}, {}, GivenIds(0, ())
+    records, named, ids = {}, {}, []
     for item in backup_files.metadata_of(root, chosen):
         if isinstance(item, LedgerMetadata) and item.ledger_id in copies:
             records[item.ledger_id] = sealed_as(item, copies[item.ledger_id])
         elif isinstance(item, NamedRecord):
             named[item.name] = item.data
         elif isinstance(item, GivenIds):
-            ids = item
+            ids.append(item)
     omitted = {one.ledger: one.reason for one in contents.omitted} | skipped
-    return Backup(root, cluster, chosen.run, list(copies.values()), records, named, ids, omitted)
+    return Backup(root, cluster, chosen.run, list(copies.values()), records, named, ids_of(ids, records), omitted)
 
 
 def records_brought_back(backup: Backup) -> tuple[dict[str, bytes], list[Row]]:

@@ -124,7 +124,7 @@ def test_a_dump_is_loaded_elsewhere(store: pathlib.Path, capsys: pytest.CaptureF
     assert "s3cret" not in printed
     lines = [json.loads(line) for line in printed.splitlines()]
     others = ["cluster", "ids", "cookie", "cookie", "record", "recovery", "mark", "mark"]
-    assert [each["kind"] for each in lines] == [*others, *["ledger"] * 7, "end"]
+    assert [each["kind"] for each in lines] == [*others, *["ledger"] * 7, "ids", "end"]
     assert lines[5] == {
         "kind": "recovery",
         "enabled": True,
@@ -154,6 +154,31 @@ def test_a_dump_is_loaded_elsewhere(store: pathlib.Path, capsys: pytest.CaptureF
     assert "the target is complete and equal: 7 ledgers" in capsys.readouterr().out
 
 
+def test_ids_that_were_handed_out_after_the_dump_are_not_handed_out_again(
+    store: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bookies may have entries of those ledgers, so a new ledger would be sealed with them."""
+    dump, target = store.parent / "dump.jsonl", store.parent / "target"
+    assert main(["metadata", "dump", "--passwords"]) == 0
+    dump.write_text(capsys.readouterr().out)
+    first_line = json.loads(dump.read_text().splitlines()[1])["next_id"]
+    given: list[int] = []
+
+    async def give(driver: MetadataDriver) -> None:
+        given.append(await driver.next_ledger_id())
+
+    on(store, give)
+    words = ["metadata", "load", str(dump)]
+    for wrong in (first_line - 1, 1 << 63):
+        assert main([*words, "--metadata", f"file:{target}", "--ids-from", str(wrong)]) == 2
+        assert f"--ids-from must be from {first_line} to {(1 << 63) - 1}" in capsys.readouterr().err
+    assert main([*words, "--metadata", f"file:{target}"]) == 0
+    on(target, give)
+    assert main([*words, "--metadata", f"file:{target}2", "--ids-from", "50"]) == 0
+    on(store.parent / "target2", give)
+    assert given == [first_line, first_line + 1_000_000, 50]
+
+
 def test_what_is_no_dump_is_refused_before_anything_is_made(
     store: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +200,8 @@ def test_what_is_no_dump_is_refused_before_anything_is_made(
         load({first: {name: value}})
     for changes in ({"next_id": -5}, {"spent": [[5, 2]]}, {"spent": [[-1, 2]]}):
         assert "of kind ids cannot be read" in load({ids: changes})
+    for changed in ({ids: lines[record]}, {record: lines[ids]}):
+        assert "lines of ids handed out must be the second line" in load(changed)
     assert "'../LAYOUT' is not a bookie id" in load({cookie: {"bookie": "../LAYOUT"}})
     assert "is not a record name" in load({record: {"name": "../x"}})
     load({record: {"name": 5}})

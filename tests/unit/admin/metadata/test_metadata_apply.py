@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import pathlib
 import sqlite3
@@ -15,10 +16,14 @@ from tests.unit.admin.commands.test_metadata import ledger, on
 
 from bookies.admin.cli import main
 from bookies.admin.metadata.metadata_apply import Plan, apply, write_plan
-from bookies.errors import LedgerLocked, VersionConflict
+from bookies.errors import LedgerExists, LedgerLocked, MetadataCorrupt, MetadataError, VersionConflict
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.shared import change_log
+from bookies.metadata.shared.nodes import Key, Put, Table
 from bookies.model import LedgerMetadata, LedgerState
+from bookies.runtime import aio
 
 REASON = ["--reason", "a test"]
 
@@ -204,12 +209,82 @@ def test_an_unreadable_record_is_replaced_with_the_words(
 
 def test_a_record_that_another_client_has_replaced_meanwhile_is_not_deleted(store: pathlib.Path) -> None:
     async def body(driver: MetadataDriver) -> None:
-        stale = Plan(4, ledger(4).replace(last_entry_id=1), "unreadable")
-        with pytest.raises(VersionConflict, match="has replaced the unreadable record"):
+        stored = await driver.read_ledger(4)
+        stale = Plan(4, ledger(4).replace(last_entry_id=1), "unreadable", stored.version)
+        await driver.write_ledger(stored.metadata, stored.version)
+        with pytest.raises(VersionConflict):
             await write_plan(driver, stale, "a test")
 
     on(store, body)
     assert record(store, 4).last_entry_id == 4
+
+
+class LostRequest:
+    """Loses the request, or the answer, of one kind of operation. A lost request is an interruption."""
+
+    def __init__(self, operation: str, *, is_answer: bool) -> None:
+        self._operation = operation
+        self._is_answer = is_answer
+
+    async def before(self, operation: str, driver: MemoryDriver) -> None:
+        if operation == self._operation and not self._is_answer:
+            raise asyncio.CancelledError
+
+    async def after(self, operation: str, driver: MemoryDriver) -> None:
+        if operation == self._operation and self._is_answer:
+            raise MetadataError("lost")
+
+
+def test_an_unreadable_record_is_replaced_in_one_step() -> None:
+    """An interruption leaves the unreadable record or the new one: without a record, bookies delete the entries."""
+
+    async def replaced(faults: LostRequest) -> tuple[MetadataDriver, BaseException]:
+        memory = MemoryStore()
+        driver = MemoryDriver(memory, aio.runtime(), faults=faults)
+        await driver.open()
+        await driver.initialize_cluster()
+        memory.commit([], [Put(Key(Table.LEDGERS, 4), b"nonsense")])
+        with pytest.raises(MetadataCorrupt) as corrupt:
+            await driver.read_ledger(4)
+        assert corrupt.value.version is not None
+        with pytest.raises((MetadataError, asyncio.CancelledError)) as ended:
+            await write_plan(driver, Plan(4, ledger(4), "unreadable", corrupt.value.version), "a test")
+        return driver, ended.value
+
+    async def body() -> None:
+        driver, error = await replaced(LostRequest("write_ledger", is_answer=False))
+        assert isinstance(error, asyncio.CancelledError)
+        with pytest.raises(MetadataCorrupt):
+            await driver.read_ledger(4)
+        driver, error = await replaced(LostRequest("write_ledger", is_answer=True))
+        assert (await driver.read_ledger(4)).metadata.is_closed
+
+    asyncio.run(body())
+
+
+def test_the_id_of_a_ledger_that_was_not_restored_stays_spent() -> None:
+    async def after(faults: LostRequest) -> MetadataDriver:
+        memory = MemoryStore()
+        driver = MemoryDriver(memory, aio.runtime())
+        await driver.open()
+        await driver.initialize_cluster()
+        await driver.create_ledger(ledger(4))
+        await driver.delete_ledger(4)
+        limited = MemoryDriver(memory, aio.runtime(), faults=faults)
+        await limited.open()
+        with pytest.raises((MetadataError, asyncio.CancelledError)):
+            await write_plan(limited, Plan(4, ledger(4), "deleted"), "a test")
+        return driver
+
+    async def body() -> None:
+        driver = await after(LostRequest("create_ledger", is_answer=False))
+        with pytest.raises(LedgerExists, match="was deleted"):
+            await driver.create_ledger(ledger(4))
+        driver = await after(LostRequest("create_ledger", is_answer=True))
+        assert (await driver.read_ledger(4)).metadata.is_closed
+        assert (await driver.given_ids()).spent == ()
+
+    asyncio.run(body())
 
 
 def test_a_ledger_named_twice_is_changed_once(

@@ -39,13 +39,15 @@ def test_a_cluster_is_removed_and_restored_from_the_dump(
     assert f"would write a dump to {dump} and remove cluster {instance_id}" in capsys.readouterr().out
     assert not dump.exists()
     assert main(words) == 0
-    assert "7 ledgers, 2 cookies, 1 records" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "7 ledgers, 2 cookies, 1 records" in printed
+    assert "`bk metadata load FILE --ids-from 8` restores" in printed
     assert dump.read_text() == before
     assert dump.stat().st_mode & 0o777 == 0o600
     assert main(["metadata", "show"]) == 1
     assert main(words) == 1
     assert "there is no cluster" in capsys.readouterr().err
-    assert main(["metadata", "load", str(dump)]) == 0
+    assert main(["metadata", "load", str(dump), "--ids-from", "8"]) == 0
     capsys.readouterr()
     assert main(["metadata", "dump", "--passwords"]) == 0
     assert capsys.readouterr().out.replace('"stores_ctime": true', '"stores_ctime": false') == before
@@ -114,7 +116,7 @@ def test_the_dump_of_a_removal_that_did_not_begin_is_forgotten(
 
     monkeypatch.setattr(StoreDriver, "remove_cluster", stop)
     assert main(["metadata", "nuke", "--dump", str(dump), "--instance-id", instance_id]) == 1
-    assert json.loads(noted[0]) == {"instance_id": instance_id, "dump": str(dump)}
+    assert json.loads(noted[0]) == {"instance_id": instance_id, "dump": str(dump), "next_id": 8}
 
 
 def test_an_unreadable_record_keeps_the_cluster(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

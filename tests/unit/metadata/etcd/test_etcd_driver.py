@@ -270,6 +270,23 @@ def test_used_up_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     play(body)
 
 
+def test_an_unreadable_record_is_replaced_at_its_version() -> None:
+    async def body(server: Server, driver: EtcdDriver) -> None:
+        before = set(server.items)
+        await driver.create_ledger(ledger(7))
+        [key] = [key for key in set(server.items) - before if server.items[key].value.startswith(b"BookieMetadata")]
+        await FakeEtcd(server).transact([], [Put(key, b"nonsense")])
+        with pytest.raises(MetadataCorrupt) as corrupt:
+            await driver.read_ledger(7)
+        assert corrupt.value.version is not None
+        with pytest.raises(MetadataError):
+            await driver.write_ledger(ledger(7), corrupt.value.version - 1)
+        written = await driver.write_ledger(ledger(7), corrupt.value.version)
+        assert await driver.read_ledger(7) == written
+
+    play(body)
+
+
 def test_ids_that_do_not_fit() -> None:
     async def body(server: Server, driver: EtcdDriver) -> None:
         with pytest.raises(MetadataCorrupt, match="out of range"):

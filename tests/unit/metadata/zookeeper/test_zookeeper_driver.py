@@ -326,6 +326,21 @@ def test_a_lost_layout_is_not_guessed_while_there_are_ledgers(
     play(body, manager=manager)
 
 
+def test_an_unreadable_record_is_replaced_at_its_version() -> None:
+    async def body(server: Server, driver: ZooKeeperDriver) -> None:
+        await driver.create_ledger(ledger(7))
+        server.apply([SetData(str(ledger_path("/ledgers", Manager.HIERARCHICAL, 7)), b"nonsense")], 0)
+        with pytest.raises(MetadataCorrupt) as corrupt:
+            await driver.read_ledger(7)
+        assert corrupt.value.version is not None
+        with pytest.raises(VersionConflict):
+            await driver.write_ledger(ledger(7), corrupt.value.version - 1)
+        written = await driver.write_ledger(ledger(7), corrupt.value.version)
+        assert await driver.read_ledger(7) == written
+
+    play(body)
+
+
 @pytest.mark.parametrize("data", [b"", b"\n", b"\xff\xfe\0"])
 def test_an_instance_id_that_is_none(data: bytes) -> None:
     async def body(server: Server, driver: ZooKeeperDriver) -> None:
