@@ -197,6 +197,37 @@ def test_a_file_that_has_its_name_when_another_fails_is_replaced_in_any_director
     assert not made.failures
 
 
+@pytest.mark.parametrize("then", ["checkpoint", "stop", "delete"])
+@pytest.mark.parametrize("moment", [1, 50, 100, 150])
+def test_files_of_a_write_that_nobody_waited_for_are_replaced(machine: Any, body: Body, moment: int, then: str) -> None:
+    """Its worker goes on. A second file would hide entries that move afterwards, and bring a deleted ledger back."""
+    made = fresh(machine, body)
+    new, moved = range(10, 22), (1, 3, 4, 5, 6)
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        crowd(store)
+        await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in (*new, *moved)))
+        calls = made.disk.call_count
+        task = asyncio.create_task(store.checkpoint())
+        while made.disk.call_count < calls + moment and not task.done():  # noqa: ASYNC110  (virtual time)
+            await asyncio.sleep(1e-6)
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        if then == "delete":
+            await store._parts.removals.quarantine(new, QuarantineState.QUARANTINED, 0)
+            await store._parts.removals.delete(new, 0)
+            promises.acknowledged = {key: entry for key, entry in promises.acknowledged.items() if key[0] not in new}
+        elif then == "checkpoint":
+            await store.checkpoint()
+            await promises.check(store)
+
+    assert made.live(during)
+    assert index_files(made) == Counter([*ALL, *(() if then == "delete" else new)])
+    assert made.live(check_unbroken)
+
+
 def test_what_a_failure_has_left_of_a_deleted_ledger_does_not_come_back(machine: Any, body: Body) -> None:
     made = fresh(machine, body)
     gone = next(number for path in left_behind(made) if (number := index_format.parse_path(path)) not in (None, 2))

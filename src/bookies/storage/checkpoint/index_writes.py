@@ -102,10 +102,10 @@ class IndexWriter:
         """
         index = self.log.index
         async with self._lock:
-            paths = {ledger_id: index.path_of(ledger_id) for ledger_id in ledger_ids}
-            files = [path for path in paths.values() if path is not None and not self._health.is_failed(path)]
+            paths = [(ledger_id, path) for ledger_id in ledger_ids for path in index.places.all_of(ledger_id)]
             await index.catalog_writer.forget(ledger_ids, self.worker)
+            files = [path for _, path in paths if not self._health.is_failed(path)]
             await self.worker.run(index.remove_files, files)
             for ledger_id in ledger_ids:
                 index.remove(ledger_id)
-        self._readers.forget_indexes([(ledger_id, path) for ledger_id, path in paths.items() if path is not None])
+        self._readers.forget_indexes(paths)

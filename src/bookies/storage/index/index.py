@@ -332,7 +332,7 @@ class LedgerIndex:
             if (number := first_entry_id // self.slots_per_page) not in ledger.pages:
                 self.cache.add(ledger, number, data)
             self.change(ledger, number)
-        self.places.moving[ledger.ledger_id] = ledger.path
+        self.places.moving[ledger.ledger_id] = (ledger.path,)
         self._detach_file(ledger)
         self.set_header(ledger, ledger.header)
 
@@ -347,7 +347,7 @@ class LedgerIndex:
 
     def path_of(self, ledger_id: int) -> str | None:
         """Return the path of the ledger's file, if it has one."""
-        return self.places.moving.get(ledger_id, self.places.paths.get(ledger_id))
+        return self.places.paths.get(ledger_id)
 
     def remove(self, ledger_id: int) -> None:
         """Drop a ledger whose file was removed. No write is in progress."""
@@ -588,8 +588,8 @@ class LedgerIndex:
                 self.catalog.give_back(notes)
                 for ledger, change in zip(ledgers, writes, strict=True):
                     ledger.is_header_dirty = ledger.is_header_dirty or change.header is not None
-                    if change.path in self._files.placed:
-                        self.places.note_placed(ledger.ledger_id, change.path)
+                    if change.is_new:
+                        self.places.note_attempt(ledger.ledger_id, change.path)
                 frozen.extend(ledgers)
                 raise
             self._forget_replaced(ledgers, writes)
@@ -615,7 +615,7 @@ class LedgerIndex:
 
     def _write_of(self, ledger: Ledger) -> IndexWrite:
         assert ledger.frozen is not None
-        path, moved_from = self.places.for_write(ledger.ledger_id, ledger.path)
+        path, replaces = self.places.for_write(ledger.ledger_id, ledger.path)
         header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.has_unsaved_slots else ledger.header
         is_header_due = ledger.is_header_dirty or ledger.path is None
         ledger.is_header_dirty = False
@@ -624,16 +624,17 @@ class LedgerIndex:
             (number, data.ljust(size, b"\0") if size else data) for number, (_, data) in frozen
         ]
         firsts = {number: first for number, (first, _) in frozen}
-        change = IndexWrite(path, ledger.path is None, header if is_header_due else None, pages, moved_from, firsts)
+        change = IndexWrite(path, ledger.path is None, header if is_header_due else None, pages, replaces, firsts)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
     def _forget_replaced(self, ledgers: Sequence[Ledger], writes: Sequence[IndexWrite]) -> None:
         """Have the workers close the files that new ones have replaced."""
         new = [change for change in zip(ledgers, writes, strict=True) if change[1].is_new]
-        moved = [(ledger.ledger_id, self.places.moving.pop(ledger.ledger_id, None)) for ledger, _ in new]
-        paths = [(ledger.ledger_id, change.path) for ledger, change in new]
-        self._readers.forget_indexes([*paths, *((ledger_id, path) for ledger_id, path in moved if path is not None)])
+        paths = [(ledger.ledger_id, path) for ledger, change in new for path in (change.path, *change.replaces)]
+        for ledger, _ in new:
+            self.places.moving.pop(ledger.ledger_id, None)
+        self._readers.forget_indexes(paths)
 
     def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> bool:
         """Mark pages clean that were written and have not changed since. Return whether rebuilt slots were saved."""

@@ -79,15 +79,15 @@ class IndexDamaged(SyncFailed):
 class IndexWrite(Struct, frozen=True, gc=False):
     """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, slots), ascending; files: whole pages.
 
-    `path`: where the file is or, if `is_new`, will be. `moved_from`: the file in another directory that the new one
-    replaces. `firsts`: for databases by page, the number of the first slot; others than these stay as they are stored.
+    `path`: where the file is or, if `is_new`, will be. `replaces`: where there may be files that the new one replaces.
+    `firsts`: for databases by page, the number of the first slot; others than these stay as they are stored.
     """
 
     path: str
     is_new: bool
     header: layout.IndexHeader | None
     pages: list[tuple[int, Buffer]]
-    moved_from: str | None = None
+    replaces: tuple[str, ...] = ()
     firsts: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -171,7 +171,7 @@ class IndexFiles:
         self._mode = mode
         self.page_size = self.padded_size = page_size
         self.written_max = min(WRITE_FILES_MAX, open_files_max)
-        self.placed: set[str] = set()  # new files of the last write, if it failed, that have their names already
+        self._absent: set[str] = set()  # where failed writes have left no file: none need be read to replace it
         self._synced: dict[str, None] = {}  # directories whose older names are durable
         self._leftovers: dict[str, None] = {}  # of failed writes whose ledger's file is not in place yet
         self._strays: dict[str, None] = {}  # leftovers to remove
@@ -293,7 +293,7 @@ class IndexFiles:
         Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
         """
         new = [change for change in writes if change.is_new]
-        self.placed = set()
+        self._absent.update(change.path for change in new if change.path not in change.replaces)
         if new:
             self._disk.make_directories(*dict.fromkeys(posixpath.dirname(change.path) for change in new))
         files: list[File] = []
@@ -321,14 +321,15 @@ class IndexFiles:
         """Give new files their names. Remember what a failure leaves. Raises: DiskFull, OSError, SyncFailed."""
         for index, change in enumerate(new):
             try:
-                if change.moved_from is None:
-                    self._put_in_place(change.path)
+                self._absent.discard(change.path)
+                if change.replaces:
+                    self._replace(change.path, change.replaces)
                 else:
-                    self._replace_elsewhere(change.path, change.moved_from)
+                    self._put_in_place(change.path)
             except (OSError, DiskFull):
-                self.placed = {other.path for other in new[:index]}
                 self._remember([change.path + MOVING_SUFFIX, *(other.path + NEW_SUFFIX for other in new[index:])])
                 raise
+            self._absent.difference_update(change.replaces)
             self._release_leftovers(change.path)
 
     def _remember(self, paths: Sequence[str]) -> None:
@@ -381,18 +382,26 @@ class IndexFiles:
             self._disk.rename(path, path + DAMAGED_SUFFIX)
         self._disk.rename(path + NEW_SUFFIX, path)
 
-    def _replace_elsewhere(self, path: str, moved_from: str) -> None:
-        """Give a new file its name and remove the one that it replaces: never are there two. Source: storage 4.7."""
-        self._files.forget(moved_from)
-        self._files.forget(path)
-        if path != moved_from and self._disk.exists(moved_from):
+    def _replace(self, path: str, replaces: Sequence[str]) -> None:
+        """Give a new file its name and remove those that it replaces: never are there two. Source: storage 4.7.
+
+        If there are two already, a start trusts none of them. Then the new one may join them until they are removed.
+        """
+        for place in (path, *replaces):
+            self._files.forget(place)
+        others = [place for place in replaces if place != path and place not in self._absent]
+        old = [place for place in others if self._disk.exists(place)]
+        if len(old) == 1 and not self._disk.exists(path):
             self._disk.rename(path + NEW_SUFFIX, path + MOVING_SUFFIX)
             sync_directory(self._disk, posixpath.dirname(path))
-            unlink_all(self._disk, [moved_from])
+            unlink_all(self._disk, old)
             self._disk.rename(path + MOVING_SUFFIX, path)
-        else:
-            self._disk.rename(path + NEW_SUFFIX, path)
-            remove(self._disk, path + MOVING_SUFFIX)  # left by a failed attempt
+            return
+        self._disk.rename(path + NEW_SUFFIX, path)
+        remove(self._disk, path + MOVING_SUFFIX)  # left by a failed attempt
+        if old:
+            sync_directory(self._disk, posixpath.dirname(path))
+            unlink_all(self._disk, old)
 
     def note_holes(self, *, has_holes: bool) -> None:
         """Learn whether ledgers may exist that the index does not name. The catalog has that beside index files."""
@@ -410,6 +419,7 @@ class IndexFiles:
     def forget(self, path: str) -> None:
         """Close a file whose path will name another file or none."""
         self._files.forget(path)
+        self._absent.discard(path)
         self._release_leftovers(path)
 
     def close(self) -> None:
