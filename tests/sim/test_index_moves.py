@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from bookies.errors import DiskFull
+from bookies.errors import DataUnknown, DiskFull, LedgerFenced
 from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
 from bookies.storage.engine.quarantine_format import QuarantineState
 from bookies.storage.index import index_format
@@ -277,3 +278,91 @@ def test_a_file_that_has_moved_and_is_cut_off_before_a_checkpoint_ends(machine: 
 
     assert made.live(check)
     made.check()
+
+
+def with_two_files(machine: Any, body: Body, seed: int, *, is_catalog_lost: bool) -> Any:
+    """A machine that has been off. Ledger 1 has an old file in each directory where it has no current one."""
+    made = machine(f"two {seed}", ledgers=3)
+
+    async def first(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in (1, 2):
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry) for entry in range(10)})
+
+    async def second(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(10, 20)})
+        await promises.fence(store, 1)
+
+    assert made.live(first)
+    name = index_format.path_of(1)
+    (current,) = [path for path in made.disk.files() if path.endswith(name)]
+    old = made.disk.read_bytes(current)
+    assert made.live(second)
+    for directory in made.config.ledger_directories:
+        path = posixpath.join(directory, "current", name)
+        if path != current:
+            for folder in (posixpath.dirname(posixpath.dirname(path)), posixpath.dirname(path)):
+                made.disk.make_directories(folder)
+            made.disk.put(path, old)
+    if is_catalog_lost:
+        (catalog,) = [path for path in made.disk.files() if path.endswith("/index.catalog")]
+        made.disk.put(catalog, made.disk.read_bytes(catalog)[:-40] + bytes(40))
+    return made
+
+
+@pytest.mark.parametrize("is_catalog_lost", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_files_of_a_ledger_the_start_trusts_none(
+    machine: Any, body: Body, seed: int, is_catalog_lost: bool
+) -> None:
+    """An orderly stop could leave two. The newer one may be the first or the last that the start finds."""
+    made = with_two_files(machine, body, seed, is_catalog_lost=is_catalog_lost)
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.parts.rebuilder.wait_idle()
+        with pytest.raises(DataUnknown if is_catalog_lost else LedgerFenced):
+            await promises.add(store, 1, {20: body(1, 20)})
+        for entry in range(20):
+            assert await store.read(1, entry) == body(1, entry)
+        await store.checkpoint()
+        assert index_files(made) == Counter((1, 2))
+
+    assert made.live(check)
+    assert made.live(check)
+
+
+@pytest.mark.parametrize("is_catalog_lost", [False, True])
+def test_a_crash_while_one_file_takes_the_place_of_two(machine: Any, body: Body, is_catalog_lost: bool) -> None:
+    made = with_two_files(machine, body, 0, is_catalog_lost=is_catalog_lost)
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.parts.rebuilder.wait_idle()
+        for entry in range(20):
+            assert await store.read(1, entry) == body(1, entry)
+        assert await store.parts.index.load(1)
+        assert store.parts.index.get(1).header.is_fenced
+
+    number = 0
+    for number, victim in made.copies()().victims(check, 1, STEP):
+        crashed = victim()
+        crashed.crash(WAYS[number % len(WAYS)])
+        assert index_files_of(crashed, 1)
+        assert crashed.live(check), number
+        assert index_files(crashed) == Counter((1, 2)), number
+    assert number > STEP
+
+
+def index_files_of(made: Any, ledger_id: int) -> list[str]:
+    return [path for path in made.disk.files() if index_format.path_of(ledger_id) in path]
+
+
+def test_two_files_of_a_ledger_go_with_it(machine: Any, body: Body) -> None:
+    made = with_two_files(machine, body, 1, is_catalog_lost=False)
+
+    async def delete(store: LedgerStore, promises: Any) -> None:
+        removals = store.parts.removals
+        await removals.quarantine([1], QuarantineState.QUARANTINED, 0)
+        assert await removals.delete([1], 0) == [1]
+        assert not index_files_of(made, 1)
+
+    assert made.live(delete)
+    assert index_files(made) == Counter([2])

@@ -108,6 +108,8 @@ class LedgerIndex:
                 self.file_missing(ledger_id)
             elif header is not None and header.is_rebuilding:
                 self.rebuilds.want(ledger_id)
+        for ledger_id in self.places.rivals:
+            self.rebuilds.want(ledger_id)
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
         """Return the checksums of these pages in the files. On the checkpoint's worker. Raises: OSError."""
@@ -276,6 +278,11 @@ class LedgerIndex:
 
     def _adopt(self, ledger_id: int, path: str, loaded: LoadedIndex, damage: str) -> None:
         header = self.catalog.agreed_header(ledger_id, loaded.header)
+        if rivals := self.places.rivals.pop(ledger_id, ()):
+            damage = f"{', '.join(rivals)}: as well; which is newer is not known"
+            known = self.catalog.ledgers.get(ledger_id)
+            if known is None or not (known.header and self.catalog.is_trusted):  # A fence may be in the other file.
+                header = header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO)
         ledger = self._ledgers[ledger_id] = Ledger(
             ledger_id,
             header,
@@ -290,6 +297,8 @@ class LedgerIndex:
         if damage:
             ledger.last_entry_id = -1
             self._distrust_file(ledger, damage)
+            if rivals:
+                self.places.moving[ledger_id] = (path, *rivals)
         elif loaded.header is None or header != loaded.header:
             self._events.warning(
                 "storage.index_header_restored", path=path, ledger=ledger_id, problem=str(loaded.problem or "")

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from bookies.errors import CorruptRecord, DiskFull
+from bookies.errors import CorruptRecord, DiskFull, StorageError
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage.disks.durable_files import SyncFailed, remove, sync_directory, sync_many, unlink_all
 from bookies.storage.disks.file_cache import FileCache
@@ -95,10 +95,13 @@ class IndexWrite(Struct, frozen=True, gc=False):
         return sum(len(data) for _, data in self.pages) + layout.HEADER_SIZE
 
 
-def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
+def find_index_files(
+    disk: Disk, directories: Sequence[str], rivals: dict[int, list[str]] | None = None
+) -> dict[int, str]:
     """Return ledger id to path of every index file. Complete or undo moves that a crash interrupted.
 
-    Raises: OSError. Source: storage 4.1, 4.7.
+    `rivals`: gets the further files of ledgers that have several, of which none can be trusted. Raises: OSError;
+    StorageError without `rivals` if a ledger has several. Source: storage 4.1, 4.7.
     """
     paths: dict[int, str] = {}
     moving: dict[int, str] = {}
@@ -108,7 +111,15 @@ def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
                 for name in disk.list(posixpath.join(directory, group, part)):
                     path = posixpath.join(directory, group, part, name)
                     if (ledger_id := layout.parse_path(path)) is not None:
-                        paths.setdefault(ledger_id, path)
+                        if paths.setdefault(ledger_id, path) == path:
+                            continue
+                        if rivals is None:
+                            raise StorageError(
+                                f"{path} and {paths[ledger_id]} are of one ledger; start the bookie once: it "
+                                "builds a new one from the entry logs",
+                                ledger_id=ledger_id,
+                            )
+                        rivals.setdefault(ledger_id, []).append(path)
                     elif (ledger_id := layout.parse_relocating_path(path)) is not None:
                         moving[ledger_id] = path
                     elif name.endswith(".idx" + NEW_SUFFIX):

@@ -18,7 +18,8 @@ class IndexPlaces:
 
     `new_files`: returns a reader or writer of them. `paths`: of existing files, and of those that are rebuilt.
     `abandoned`: paths in failed directories, of ledgers that are not rebuilt yet. `moving`: paths where there may be a
-    file that the next write replaces: the one to leave its directory, and those of writes whose outcome is not known.
+    file that the next write replaces: the one to leave its directory, and those of writes with an unknown outcome.
+    `rivals`: further files that the start has found, of ledgers that are not loaded yet; none may be trusted.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class IndexPlaces:
         self.paths: dict[int, str] = {}
         self.abandoned: dict[int, str] = {}
         self.moving: dict[int, tuple[str, ...]] = {}
+        self.rivals: dict[int, list[str]] = {}
         self._random = random
         self._files = new_files(1, "r")
         self._path_of = self._files.path_of
@@ -47,6 +49,7 @@ class IndexPlaces:
         """Drop a ledger whose file was removed."""
         self.paths.pop(ledger_id, None)
         self.moving.pop(ledger_id, None)
+        self.rivals.pop(ledger_id, None)
 
     def note_attempt(self, ledger_id: int, path: str) -> None:
         """Note a new file that may be there, or come: its write has failed, or nobody has waited for its end.
@@ -58,8 +61,8 @@ class IndexPlaces:
 
     def all_of(self, ledger_id: int) -> list[str]:
         """Return the paths where there may be a file of the ledger."""
-        path = self.paths.get(ledger_id)
-        return list(dict.fromkeys((*self.moving.get(ledger_id, ()), *([path] if path is not None else []))))
+        path, others = self.paths.get(ledger_id), (*self.moving.get(ledger_id, ()), *self.rivals.get(ledger_id, ()))
+        return list(dict.fromkeys(others if path is None else (path, *others)))
 
     def abandon(self, directory: str) -> list[int]:
         """Return the ledgers whose file is in this directory, which has failed, and is not about to leave it."""
