@@ -496,7 +496,7 @@ class LedgerIndex:
         """
         try:
             ledger = await self.load(ledger_id)
-        except LedgerUnknownToBookie:
+        except (LedgerUnknownToBookie, DataUnknown):  # The latter while a part of the journal is lost.
             return
         prefix = log_id.to_bytes(4, "big")
         with ledger, contextlib.suppress(LedgerUnknownToBookie):
