@@ -94,6 +94,7 @@ class LedgerCollection:
         `with_surplus`: delete closed ledgers whose records do not name this bookie now; their quarantine lasts for the
         attempt only. Raises: MetadataError, StorageError, OSError; ledgers not decided by then are kept.
         """
+        await self._removals.finish()
         local = sorted(self._index.ledger_ids())
         await self._records.check_instance()
         missing, reappeared = await self._compare(local)
