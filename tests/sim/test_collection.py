@@ -657,6 +657,34 @@ def test_why_a_log_is_still_there(small: Any, body: Body) -> None:
     assert made.live(script)
 
 
+def test_a_surplus_ledger_that_is_brought_back_stays_until_its_record_names_this_bookie(small: Any, body: Body) -> None:
+    made, records = small(gc_quarantine_ms=5_000, gc_surplus_ms=1_000), FakeRecords.of(1, 2)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        assert store.parts is not None
+        await put(store, promises, body, [1, 2])
+        records.ledgers[1] = record(1, "b2", is_closed=True)
+        for _ in range(2):
+            await collect(store)
+            await asyncio.sleep(2)
+        assert store.parts.removals.states[1].state is QuarantineState.SURPLUS
+        await store.collector.undelete(1)
+        for with_surplus in (False, True, False):
+            await collect(store, is_forced=True, with_surplus=with_surplus)
+            await asyncio.sleep(10)
+            assert store.parts.removals.states[1].state is QuarantineState.PINNED
+        assert sorted(store.ledger_ids()) == [1, 2]
+        await promises.add(store, 1, {9: body(1, 9)}, is_recovery=True)
+        records.ledgers[1] = record(1, is_closed=True)
+        await collect(store)
+        assert not store.parts.removals.states
+
+    assert made.live(script)
+    assert made.live(check)
+
+
 async def make_dirty(store: LedgerStore, *ledger_ids: int) -> None:
     """As the end of a limbo, or a compaction."""
     assert store.parts is not None
