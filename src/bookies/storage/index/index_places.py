@@ -52,7 +52,7 @@ class IndexPlaces:
         self.rivals.pop(ledger_id, None)
 
     def note_attempt(self, ledger_id: int, path: str) -> None:
-        """Note a new file that may be there, or come: its write has failed, or nobody has waited for its end.
+        """Note a new file that may be there, or come: its write has failed, or its outcome is lost.
 
         The next write may choose another directory.
         """
