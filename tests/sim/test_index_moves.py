@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.fakes.records import BOOKIE, FakeRecords
+from tests.sim.space_world import compact, fill, forget, small_machine
 
 from bookies.errors import DataUnknown, DiskFull, LedgerFenced
 from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
@@ -280,6 +282,16 @@ def test_a_file_that_has_moved_and_is_cut_off_before_a_checkpoint_ends(machine: 
     made.check()
 
 
+def put_old(made: Any, current: str, old: bytes) -> None:
+    """Put an old file of ledger 1 into each other directory."""
+    for directory in made.config.ledger_directories:
+        path = posixpath.join(directory, "current", index_format.path_of(1))
+        if path != current:
+            for folder in (posixpath.dirname(posixpath.dirname(path)), posixpath.dirname(path)):
+                made.disk.make_directories(folder)
+            made.disk.put(path, old)
+
+
 def with_two_files(machine: Any, body: Body, seed: int, *, is_catalog_lost: bool) -> Any:
     """A machine that has been off. Ledger 1 has an old file in each directory where it has no current one."""
     made = machine(f"two {seed}", ledgers=3)
@@ -297,12 +309,7 @@ def with_two_files(machine: Any, body: Body, seed: int, *, is_catalog_lost: bool
     (current,) = [path for path in made.disk.files() if path.endswith(name)]
     old = made.disk.read_bytes(current)
     assert made.live(second)
-    for directory in made.config.ledger_directories:
-        path = posixpath.join(directory, "current", name)
-        if path != current:
-            for folder in (posixpath.dirname(posixpath.dirname(path)), posixpath.dirname(path)):
-                made.disk.make_directories(folder)
-            made.disk.put(path, old)
+    put_old(made, current, old)
     if is_catalog_lost:
         (catalog,) = [path for path in made.disk.files() if path.endswith("/index.catalog")]
         made.disk.put(catalog, made.disk.read_bytes(catalog)[:-40] + bytes(40))
@@ -366,3 +373,34 @@ def test_two_files_of_a_ledger_go_with_it(machine: Any, body: Body) -> None:
 
     assert made.live(delete)
     assert index_files(made) == Counter([2])
+
+
+@pytest.mark.parametrize("seed", range(2, 4))
+def test_the_older_of_two_files_names_a_log_that_a_compaction_has_removed(machine: Any, body: Body, seed: int) -> None:
+    """A crash follows before a checkpoint, so the catalog accepts either file."""
+    made = small_machine(machine, seed, ledgers=3, major_compaction_threshold=90)
+    name, before = index_format.path_of(1), {}
+
+    async def compacting(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body)
+        before.update({path: data for path, data in made.disk.files().items() if path.endswith(name)})
+        records = FakeRecords.of(1, 5, 6)
+        store.collect(records, BOOKIE)
+        await compact(store)
+        assert store.collector is not None
+        assert store.collector.space()["logs_compacted"]
+        forget(promises, 2, 3, 4)
+
+    assert made.live(compacting, stops=False)
+    made.crash(PROCESS_DIES)
+    ((current, old),) = before.items()
+    assert made.disk.read_bytes(current) != old
+    put_old(made, current, old)
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.parts.rebuilder.wait_idle()
+        for (ledger_id, entry), sent in promises.acknowledged.items():
+            assert await store.read(ledger_id, entry) == sent
+
+    assert made.live(check)
+    assert index_files(made)[1] == 1

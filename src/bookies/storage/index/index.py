@@ -283,6 +283,8 @@ class LedgerIndex:
             known = self.catalog.ledgers.get(ledger_id)
             if known is None or not (known.header and self.catalog.is_trusted):  # A fence may be in the other file.
                 header = header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO)
+            if known is not None:
+                known.is_stale = True  # A file that agrees with it may be the older one: the logs have to be read.
         ledger = self._ledgers[ledger_id] = Ledger(
             ledger_id,
             header,
