@@ -25,13 +25,18 @@ from bookies.kernels import Records
 from bookies.lab.sim.world.cluster import SimClock
 from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.model import BookieId, LedgerMetadata
+from bookies.storage.engine.quarantine_format import QuarantineState
 from bookies.storage.gc.deleted_ledgers import BATCH
+from bookies.storage.index.index_format import path_of
 from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 KEY = b"k" * 20
 QUARANTINE_MS = 60_000
-BOTH_INDEXES_BUT: set[str] = set()
+BOTH_INDEXES_BUT = {
+    "test_a_deletion_whose_caller_is_cancelled_leaves_no_ledger_without_its_file",
+    "test_a_collection_completes_a_deletion_that_has_failed",
+}
 
 
 async def put(
@@ -650,3 +655,98 @@ def test_why_a_log_is_still_there(small: Any, body: Body) -> None:
         assert "no such entry log" in why(-1)[0]
 
     assert made.live(script)
+
+
+def test_a_surplus_ledger_that_is_brought_back_stays_until_its_record_names_this_bookie(small: Any, body: Body) -> None:
+    made, records = small(gc_quarantine_ms=5_000, gc_surplus_ms=1_000), FakeRecords.of(1, 2)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        assert store.parts is not None
+        await put(store, promises, body, [1, 2])
+        records.ledgers[1] = record(1, "b2", is_closed=True)
+        for _ in range(2):
+            await collect(store)
+            await asyncio.sleep(2)
+        assert store.parts.removals.states[1].state is QuarantineState.SURPLUS
+        await store.collector.undelete(1)
+        for with_surplus in (False, True, False):
+            await collect(store, is_forced=True, with_surplus=with_surplus)
+            await asyncio.sleep(10)
+            assert store.parts.removals.states[1].state is QuarantineState.PINNED
+        assert sorted(store.ledger_ids()) == [1, 2]
+        await promises.add(store, 1, {9: body(1, 9)}, is_recovery=True)
+        records.ledgers[1] = record(1, is_closed=True)
+        await collect(store)
+        assert not store.parts.removals.states
+
+    assert made.live(script)
+    assert made.live(check)
+
+
+async def make_dirty(store: LedgerStore, *ledger_ids: int) -> None:
+    """As the end of a limbo, or a compaction."""
+    assert store.parts is not None
+    for ledger_id in ledger_ids:
+        ledger = await store.parts.index.load(ledger_id)
+        store.parts.index.set_header(ledger, ledger.header)
+
+
+def test_a_deletion_whose_caller_is_cancelled_leaves_no_ledger_without_its_file(machine: Any, body: Body) -> None:
+    made = machine()
+    path = f"/ledgers0/current/{path_of(1)}"
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await put(store, promises, body, (1, 2))
+        assert store.parts is not None
+        removals = store.parts.removals
+        await removals.quarantine([1], QuarantineState.QUARANTINED, 0)
+        await make_dirty(store, 1)
+        task = asyncio.create_task(removals.delete([1], 0))
+        while made.disk.exists(path):  # noqa: ASYNC110  (virtual time)
+            await asyncio.sleep(1e-6)
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        await promises.add(store, 2, {4: body(2, 4)})
+        await store.checkpoint()
+        assert removals.is_proven(1)
+        assert not store.parts.index.is_known(1)
+        assert not made.disk.exists(path)
+        forget(promises, 1)
+
+    assert made.live(script)
+    assert made.live(check)
+
+
+def test_a_collection_completes_a_deletion_that_has_failed(machine: Any, body: Body) -> None:
+    """Until then no checkpoint succeeds that has to write a ledger whose file is gone."""
+    made, records = machine(gc_interval_ms=1 << 40, gc_quarantine_ms=0), FakeRecords.of(3)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await put(store, promises, body, (1, 2, 3))
+        store.collect(records, BOOKIE)
+        assert store.parts is not None
+        removals = store.parts.removals
+        await removals.quarantine([1, 2], QuarantineState.QUARANTINED, 0)
+        made.disk.fail("unlink", path_of(2), lambda: OSError(5, "Input/output error"))
+        with pytest.raises(OSError, match="Input/output"):
+            await removals.delete([1, 2], store.parts.runtime.clock.wall_ms())
+        await make_dirty(store, 1)
+        with pytest.raises(FileNotFoundError):
+            await store.checkpoint()
+        await collect(store)
+        assert not store.parts.index.is_known(1)
+        assert not store.parts.index.is_known(2)
+        forget(promises, 1, 2)
+        await promises.add(store, 3, {4: body(3, 4)})
+        await store.checkpoint()
+
+    assert made.live(script)
+    assert made.live(check)
+
+
+async def check(store: LedgerStore, promises: Any) -> None:
+    await promises.check(store)

@@ -33,6 +33,7 @@ from tests.sim.space_world import (
 from bookies.errors import BookieBusy, LedgerUnknownToBookie
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.engine.log_pieces import Piece, matching_parts
+from bookies.storage.index.log_references import greatest_offsets
 from bookies.storage.store import LedgerStore
 
 KINDS = ["transactional", "plain"]
@@ -400,3 +401,32 @@ def test_what_a_replay_has_written_twice_is_given_back(machine: Any, body: Body,
     assert made.live(after)
     assert made.live(after)
     made.check()
+
+
+def test_a_deletion_while_a_part_of_a_journal_is_lost_holds_no_compaction_up(small: Any, body: Body) -> None:
+    """The index cannot say then that it does not know the ledger, but it has no slot of it to move."""
+    made, records = small(compaction="transactional"), FakeRecords.of(*ALL)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        assert store.parts is not None
+        await fill(store, promises, body, 6)
+        records.delete(*GONE)
+        await collect(store)
+        made.disk.fail("link", ".log", lambda: OSError(5, "Input/output error"), count=1 << 40, skip=1)
+        await compact(store)
+        assert [name for name in logs_of(made) if name.endswith(".compacted")]
+        store.parts.index.catalog.add_hole("a part of a journal is lost")
+        records.delete(5)
+        await collect(store)
+        made.disk.faults.clear()
+        before = store.collector.steps.failure_count
+        await collect(store)
+        assert store.collector.steps.failure_count == before
+        assert not store.parts.index.is_known(5)
+        assert await greatest_offsets(store.parts.index, [0], [5]) == {}
+        assert not [name for name in logs_of(made) if name.endswith(".compacted")]
+        forget(promises, *GONE, 5)
+
+    assert made.live(script)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.fakes.records import BOOKIE, FakeRecords
+from tests.sim.space_world import compact, fill, forget, small_machine
 
-from bookies.errors import DiskFull
+from bookies.errors import DataUnknown, DiskFull, LedgerFenced
 from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
 from bookies.storage.engine.quarantine_format import QuarantineState
 from bookies.storage.index import index_format
@@ -197,6 +200,37 @@ def test_a_file_that_has_its_name_when_another_fails_is_replaced_in_any_director
     assert not made.failures
 
 
+@pytest.mark.parametrize("then", ["checkpoint", "stop", "delete"])
+@pytest.mark.parametrize("moment", [1, 50, 100, 150])
+def test_files_of_a_write_that_nobody_waited_for_are_replaced(machine: Any, body: Body, moment: int, then: str) -> None:
+    """Its worker goes on. A second file would hide entries that move afterwards, and bring a deleted ledger back."""
+    made = fresh(machine, body)
+    new, moved = range(10, 22), (1, 3, 4, 5, 6)
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        crowd(store)
+        await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in (*new, *moved)))
+        calls = made.disk.call_count
+        task = asyncio.create_task(store.checkpoint())
+        while made.disk.call_count < calls + moment and not task.done():  # noqa: ASYNC110  (virtual time)
+            await asyncio.sleep(1e-6)
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        if then == "delete":
+            await store._parts.removals.quarantine(new, QuarantineState.QUARANTINED, 0)
+            await store._parts.removals.delete(new, 0)
+            promises.acknowledged = {key: entry for key, entry in promises.acknowledged.items() if key[0] not in new}
+        elif then == "checkpoint":
+            await store.checkpoint()
+            await promises.check(store)
+
+    assert made.live(during)
+    assert index_files(made) == Counter([*ALL, *(() if then == "delete" else new)])
+    assert made.live(check_unbroken)
+
+
 def test_what_a_failure_has_left_of_a_deleted_ledger_does_not_come_back(machine: Any, body: Body) -> None:
     made = fresh(machine, body)
     gone = next(number for path in left_behind(made) if (number := index_format.parse_path(path)) not in (None, 2))
@@ -246,3 +280,127 @@ def test_a_file_that_has_moved_and_is_cut_off_before_a_checkpoint_ends(machine: 
 
     assert made.live(check)
     made.check()
+
+
+def put_old(made: Any, current: str, old: bytes) -> None:
+    """Put an old file of ledger 1 into each other directory."""
+    for directory in made.config.ledger_directories:
+        path = posixpath.join(directory, "current", index_format.path_of(1))
+        if path != current:
+            for folder in (posixpath.dirname(posixpath.dirname(path)), posixpath.dirname(path)):
+                made.disk.make_directories(folder)
+            made.disk.put(path, old)
+
+
+def with_two_files(machine: Any, body: Body, seed: int, *, is_catalog_lost: bool) -> Any:
+    """A machine that has been off. Ledger 1 has an old file in each directory where it has no current one."""
+    made = machine(f"two {seed}", ledgers=3)
+
+    async def first(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in (1, 2):
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry) for entry in range(10)})
+
+    async def second(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(10, 20)})
+        await promises.fence(store, 1)
+
+    assert made.live(first)
+    name = index_format.path_of(1)
+    (current,) = [path for path in made.disk.files() if path.endswith(name)]
+    old = made.disk.read_bytes(current)
+    assert made.live(second)
+    put_old(made, current, old)
+    if is_catalog_lost:
+        (catalog,) = [path for path in made.disk.files() if path.endswith("/index.catalog")]
+        made.disk.put(catalog, made.disk.read_bytes(catalog)[:-40] + bytes(40))
+    return made
+
+
+@pytest.mark.parametrize("is_catalog_lost", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_files_of_a_ledger_the_start_trusts_none(
+    machine: Any, body: Body, seed: int, is_catalog_lost: bool
+) -> None:
+    """An orderly stop could leave two. The newer one may be the first or the last that the start finds."""
+    made = with_two_files(machine, body, seed, is_catalog_lost=is_catalog_lost)
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.parts.rebuilder.wait_idle()
+        with pytest.raises(DataUnknown if is_catalog_lost else LedgerFenced):
+            await promises.add(store, 1, {20: body(1, 20)})
+        for entry in range(20):
+            assert await store.read(1, entry) == body(1, entry)
+        await store.checkpoint()
+        assert index_files(made) == Counter((1, 2))
+
+    assert made.live(check)
+    assert made.live(check)
+
+
+@pytest.mark.parametrize("is_catalog_lost", [False, True])
+def test_a_crash_while_one_file_takes_the_place_of_two(machine: Any, body: Body, is_catalog_lost: bool) -> None:
+    made = with_two_files(machine, body, 0, is_catalog_lost=is_catalog_lost)
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.parts.rebuilder.wait_idle()
+        for entry in range(20):
+            assert await store.read(1, entry) == body(1, entry)
+        assert await store.parts.index.load(1)
+        assert store.parts.index.get(1).header.is_fenced
+
+    number = 0
+    for number, victim in made.copies()().victims(check, 1, STEP):
+        crashed = victim()
+        crashed.crash(WAYS[number % len(WAYS)])
+        assert index_files_of(crashed, 1)
+        assert crashed.live(check), number
+        assert index_files(crashed) == Counter((1, 2)), number
+    assert number > STEP
+
+
+def index_files_of(made: Any, ledger_id: int) -> list[str]:
+    return [path for path in made.disk.files() if index_format.path_of(ledger_id) in path]
+
+
+def test_two_files_of_a_ledger_go_with_it(machine: Any, body: Body) -> None:
+    made = with_two_files(machine, body, 1, is_catalog_lost=False)
+
+    async def delete(store: LedgerStore, promises: Any) -> None:
+        removals = store.parts.removals
+        await removals.quarantine([1], QuarantineState.QUARANTINED, 0)
+        assert await removals.delete([1], 0) == [1]
+        assert not index_files_of(made, 1)
+
+    assert made.live(delete)
+    assert index_files(made) == Counter([2])
+
+
+@pytest.mark.parametrize("seed", range(2, 4))
+def test_the_older_of_two_files_names_a_log_that_a_compaction_has_removed(machine: Any, body: Body, seed: int) -> None:
+    """A crash follows before a checkpoint, so the catalog accepts either file."""
+    made = small_machine(machine, seed, ledgers=3, major_compaction_threshold=90)
+    name, before = index_format.path_of(1), {}
+
+    async def compacting(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body)
+        before.update({path: data for path, data in made.disk.files().items() if path.endswith(name)})
+        records = FakeRecords.of(1, 5, 6)
+        store.collect(records, BOOKIE)
+        await compact(store)
+        assert store.collector is not None
+        assert store.collector.space()["logs_compacted"]
+        forget(promises, 2, 3, 4)
+
+    assert made.live(compacting, stops=False)
+    made.crash(PROCESS_DIES)
+    ((current, old),) = before.items()
+    assert made.disk.read_bytes(current) != old
+    put_old(made, current, old)
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.parts.rebuilder.wait_idle()
+        for (ledger_id, entry), sent in promises.acknowledged.items():
+            assert await store.read(ledger_id, entry) == sent
+
+    assert made.live(check)
+    assert index_files(made)[1] == 1

@@ -98,14 +98,22 @@ class IndexWriter:
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
         """Remove ledgers and their index files. The cache must not hold them. Raises: OSError, SyncFailed.
 
-        After a failure all of them are still known, but their files may be deleted.
+        After a failure all of them are still known, but their files may be deleted. If the caller is cancelled, the
+        worker goes on: no ledger may be known then, because writes would not find its file.
         """
         index = self.log.index
         async with self._lock:
-            paths = {ledger_id: index.path_of(ledger_id) for ledger_id in ledger_ids}
-            files = [path for path in paths.values() if path is not None and not self._health.is_failed(path)]
+            paths = [(ledger_id, path) for ledger_id in ledger_ids for path in index.places.all_of(ledger_id)]
             await index.catalog_writer.forget(ledger_ids, self.worker)
-            await self.worker.run(index.remove_files, files)
-            for ledger_id in ledger_ids:
-                index.remove(ledger_id)
-        self._readers.forget_indexes([(ledger_id, path) for ledger_id, path in paths.items() if path is not None])
+            files = [path for _, path in paths if not self._health.is_failed(path)]
+            try:
+                await self.worker.run(index.remove_files, files)
+            except asyncio.CancelledError:
+                self._forget(paths, ledger_ids)
+                raise
+            self._forget(paths, ledger_ids)
+
+    def _forget(self, paths: Sequence[tuple[int, str]], ledger_ids: Sequence[int]) -> None:
+        for ledger_id in ledger_ids:
+            self.log.index.remove(ledger_id)
+        self._readers.forget_indexes(paths)

@@ -74,7 +74,9 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     paths = await _remaining_paths(parts, opened, returned, events)
     lost, lost_paths, parts.index.catalog.logs = await worker.run(_find_losses, runtime.disk, directories, parts.logs)
     if returned:
-        count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
+        equal = _files_in(returned, [paths[ledger_id] for ledger_id in parts.index.places.rivals])
+        newest = {ledger_id: path for ledger_id, path in paths.items() if path not in equal}
+        count = await worker.run(drop_stale, runtime.disk, returned, newest, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
     parts.index.adopt_files(paths, catalog, parts.removals.is_deleted)
     note_uncertain(parts, opened)
@@ -148,16 +150,29 @@ async def _checkpoint(
 async def _remaining_paths(
     parts: StorageParts, opened: OpenedDatabases, returned: Sequence[str], events: Events
 ) -> dict[int, str]:
-    """Return the paths of the ledgers, and load which of them are removed. Raises: OSError."""
+    """Return the paths of the ledgers, and load which of them are removed. Raises: OSError.
+
+    Of several files of a ledger none is trusted, unless one alone is not in a directory that has failed.
+    """
     worker, indexes = parts.checkpointer.worker, parts.directories.indexes
     paths = opened.paths
     if parts.databases is None:
         indexes = sorted(indexes, key=lambda path: path in returned)  # files elsewhere are newer
-        paths = await worker.run(find_index_files, parts.runtime.disk, indexes)
+        rivals: dict[int, list[str]] = {}
+        paths = await worker.run(find_index_files, parts.runtime.disk, indexes, rivals)
+        for ledger_id, others in rivals.items():
+            old = _files_in(returned, (paths[ledger_id], *others))
+            others = [path for path in others if path not in old or paths[ledger_id] in old]
+            if others:
+                parts.index.places.rivals[ledger_id] = others
     await parts.removals.load(paths, worker)
     for error in parts.removals.files.damaged:
         events.error("storage.removals_damaged", path=error.path, error=error, consequence="its ledgers are kept")
     return paths
+
+
+def _files_in(directories: Iterable[str], paths: Iterable[str]) -> set[str]:
+    return {path for path in paths if path.startswith(tuple(directory + "/" for directory in directories))}
 
 
 async def _doubt_found(parts: StorageParts, events: Events) -> None:

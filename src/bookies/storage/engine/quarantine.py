@@ -283,6 +283,11 @@ class Quarantine:
             await self._take(ledger_ids, QuarantineEvent.FORGET)
             self._inherited.difference_update(ledger_ids)
 
+    async def finish(self) -> None:
+        """Complete deletions that failed: writes may not find the index files. Raises: StorageError, OSError."""
+        async with self._lock:
+            await self._finish()
+
     async def _finish(self) -> None:
         """Remove the remaining data of deleted ledgers."""
         deleted = [candidate for candidate in self.in_state(QuarantineState.DELETED) if self._index.is_known(candidate)]
@@ -291,10 +296,12 @@ class Quarantine:
         if any(self._cache.holds(candidate) for candidate in deleted):
             await self._checkpointer.checkpoint()
         self.observer.deletion_begins(deleted)
-        await self._checkpointer.index_writer.drop_ledgers(deleted)
-        for ledger_id in deleted:
-            if self.on_deleted is not None:
-                self.on_deleted(ledger_id)
+        try:
+            await self._checkpointer.index_writer.drop_ledgers(deleted)
+        finally:
+            for ledger_id in deleted:
+                if self.on_deleted is not None and not self._index.is_known(ledger_id):
+                    self.on_deleted(ledger_id)
 
     def _ready_for(self, event: QuarantineEvent, ledger_ids: Iterable[int]) -> list[int]:
         """Return the ledgers in a state in which the event can happen."""

@@ -94,6 +94,7 @@ class LedgerCollection:
         `with_surplus`: delete closed ledgers whose records do not name this bookie now; their quarantine lasts for the
         attempt only. Raises: MetadataError, StorageError, OSError; ledgers not decided by then are kept.
         """
+        await self._removals.finish()
         local = sorted(self._index.ledger_ids())
         await self._records.check_instance()
         missing, reappeared = await self._compare(local)
@@ -243,7 +244,8 @@ class LedgerCollection:
     async def lift(self, ledger_ids: Iterable[int]) -> None:
         """Restore the quarantined or deleted ledgers that the metadata wants here again.
 
-        A deleted ledger refuses fences until its limbo is durable: one that created it anew would deny its entries.
+        A deleted ledger refuses fences until its limbo is durable: one that created it anew would deny its entries. A
+        pinned one that the metadata wants elsewhere stays pinned: otherwise the next collection would remove it again.
         """
         for ledger_id in ledger_ids:
             removal = self._removals.get(ledger_id)
@@ -253,8 +255,8 @@ class LedgerCollection:
                 metadata = await read(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
-            is_surplus_still = removal is not None and removal.state is QuarantineState.SURPLUS
-            if metadata is None or (is_surplus_still and self._is_unlisted(metadata)):
+            is_kept = removal is not None and removal.state in (QuarantineState.SURPLUS, QuarantineState.PINNED)
+            if metadata is None or (is_kept and self._is_unlisted(metadata)):
                 continue
             self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
             if is_lost and self._is_wanted(metadata):

@@ -108,6 +108,8 @@ class LedgerIndex:
                 self.file_missing(ledger_id)
             elif header is not None and header.is_rebuilding:
                 self.rebuilds.want(ledger_id)
+        for ledger_id in self.places.rivals:
+            self.rebuilds.want(ledger_id)
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
         """Return the checksums of these pages in the files. On the checkpoint's worker. Raises: OSError."""
@@ -276,6 +278,13 @@ class LedgerIndex:
 
     def _adopt(self, ledger_id: int, path: str, loaded: LoadedIndex, damage: str) -> None:
         header = self.catalog.agreed_header(ledger_id, loaded.header)
+        if rivals := self.places.rivals.pop(ledger_id, ()):
+            damage = f"{', '.join(rivals)}: as well; which is newer is not known"
+            known = self.catalog.ledgers.get(ledger_id)
+            if known is None or not (known.header and self.catalog.is_trusted):  # A fence may be in the other file.
+                header = header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO)
+            if known is not None:
+                known.is_stale = True  # A file that agrees with it may be the older one: the logs have to be read.
         ledger = self._ledgers[ledger_id] = Ledger(
             ledger_id,
             header,
@@ -290,6 +299,8 @@ class LedgerIndex:
         if damage:
             ledger.last_entry_id = -1
             self._distrust_file(ledger, damage)
+            if rivals:
+                self.places.moving[ledger_id] = (path, *rivals)
         elif loaded.header is None or header != loaded.header:
             self._events.warning(
                 "storage.index_header_restored", path=path, ledger=ledger_id, problem=str(loaded.problem or "")
@@ -332,7 +343,7 @@ class LedgerIndex:
             if (number := first_entry_id // self.slots_per_page) not in ledger.pages:
                 self.cache.add(ledger, number, data)
             self.change(ledger, number)
-        self.places.moving[ledger.ledger_id] = ledger.path
+        self.places.moving[ledger.ledger_id] = (ledger.path,)
         self._detach_file(ledger)
         self.set_header(ledger, ledger.header)
 
@@ -347,7 +358,7 @@ class LedgerIndex:
 
     def path_of(self, ledger_id: int) -> str | None:
         """Return the path of the ledger's file, if it has one."""
-        return self.places.moving.get(ledger_id, self.places.paths.get(ledger_id))
+        return self.places.paths.get(ledger_id)
 
     def remove(self, ledger_id: int) -> None:
         """Drop a ledger whose file was removed. No write is in progress."""
@@ -487,7 +498,7 @@ class LedgerIndex:
         """
         try:
             ledger = await self.load(ledger_id)
-        except LedgerUnknownToBookie:
+        except (LedgerUnknownToBookie, DataUnknown):  # The latter while a part of the journal is lost.
             return
         prefix = log_id.to_bytes(4, "big")
         with ledger, contextlib.suppress(LedgerUnknownToBookie):
@@ -588,8 +599,8 @@ class LedgerIndex:
                 self.catalog.give_back(notes)
                 for ledger, change in zip(ledgers, writes, strict=True):
                     ledger.is_header_dirty = ledger.is_header_dirty or change.header is not None
-                    if change.path in self._files.placed:
-                        self.places.note_placed(ledger.ledger_id, change.path)
+                    if change.is_new:
+                        self.places.note_attempt(ledger.ledger_id, change.path)
                 frozen.extend(ledgers)
                 raise
             self._forget_replaced(ledgers, writes)
@@ -618,7 +629,7 @@ class LedgerIndex:
 
     def _write_of(self, ledger: Ledger) -> IndexWrite:
         assert ledger.frozen is not None
-        path, moved_from = self.places.for_write(ledger.ledger_id, ledger.path)
+        path, replaces = self.places.for_write(ledger.ledger_id, ledger.path)
         header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.has_unsaved_slots else ledger.header
         is_header_due = ledger.is_header_dirty or ledger.path is None
         ledger.is_header_dirty = False
@@ -627,16 +638,17 @@ class LedgerIndex:
             (number, data.ljust(size, b"\0") if size else data) for number, (_, data) in frozen
         ]
         firsts = {number: first for number, (first, _) in frozen}
-        change = IndexWrite(path, ledger.path is None, header if is_header_due else None, pages, moved_from, firsts)
+        change = IndexWrite(path, ledger.path is None, header if is_header_due else None, pages, replaces, firsts)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
     def _forget_replaced(self, ledgers: Sequence[Ledger], writes: Sequence[IndexWrite]) -> None:
         """Have the workers close the files that new ones have replaced."""
         new = [change for change in zip(ledgers, writes, strict=True) if change[1].is_new]
-        moved = [(ledger.ledger_id, self.places.moving.pop(ledger.ledger_id, None)) for ledger, _ in new]
-        paths = [(ledger.ledger_id, change.path) for ledger, change in new]
-        self._readers.forget_indexes([*paths, *((ledger_id, path) for ledger_id, path in moved if path is not None)])
+        paths = [(ledger.ledger_id, path) for ledger, change in new for path in (change.path, *change.replaces)]
+        for ledger, _ in new:
+            self.places.moving.pop(ledger.ledger_id, None)
+        self._readers.forget_indexes(paths)
 
     def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> bool:
         """Mark pages clean that were written and have not changed since. Return whether rebuilt slots were saved."""

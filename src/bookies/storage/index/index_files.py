@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from bookies.errors import CorruptRecord, DiskFull
+from bookies.errors import CorruptRecord, DiskFull, StorageError
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage.disks.durable_files import SyncFailed, remove, sync_directory, sync_many, unlink_all
 from bookies.storage.disks.file_cache import FileCache
@@ -79,15 +79,15 @@ class IndexDamaged(SyncFailed):
 class IndexWrite(Struct, frozen=True, gc=False):
     """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, slots), ascending; files: whole pages.
 
-    `path`: where the file is or, if `is_new`, will be. `moved_from`: the file in another directory that the new one
-    replaces. `firsts`: for databases by page, the number of the first slot; others than these stay as they are stored.
+    `path`: where the file is or, if `is_new`, will be. `replaces`: where there may be files that the new one replaces.
+    `firsts`: for databases by page, the number of the first slot; others than these stay as they are stored.
     """
 
     path: str
     is_new: bool
     header: layout.IndexHeader | None
     pages: list[tuple[int, Buffer]]
-    moved_from: str | None = None
+    replaces: tuple[str, ...] = ()
     firsts: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -95,10 +95,13 @@ class IndexWrite(Struct, frozen=True, gc=False):
         return sum(len(data) for _, data in self.pages) + layout.HEADER_SIZE
 
 
-def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
+def find_index_files(
+    disk: Disk, directories: Sequence[str], rivals: dict[int, list[str]] | None = None
+) -> dict[int, str]:
     """Return ledger id to path of every index file. Complete or undo moves that a crash interrupted.
 
-    Raises: OSError. Source: storage 4.1, 4.7.
+    `rivals`: gets the further files of ledgers that have several, of which none can be trusted. Raises: OSError;
+    StorageError without `rivals` if a ledger has several. Source: storage 4.1, 4.7.
     """
     paths: dict[int, str] = {}
     moving: dict[int, str] = {}
@@ -108,7 +111,15 @@ def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
                 for name in disk.list(posixpath.join(directory, group, part)):
                     path = posixpath.join(directory, group, part, name)
                     if (ledger_id := layout.parse_path(path)) is not None:
-                        paths.setdefault(ledger_id, path)
+                        if paths.setdefault(ledger_id, path) == path:
+                            continue
+                        if rivals is None:
+                            raise StorageError(
+                                f"{path} and {paths[ledger_id]} are of one ledger; start the bookie once: it "
+                                "builds a new one from the entry logs",
+                                ledger_id=ledger_id,
+                            )
+                        rivals.setdefault(ledger_id, []).append(path)
                     elif (ledger_id := layout.parse_relocating_path(path)) is not None:
                         moving[ledger_id] = path
                     elif name.endswith(".idx" + NEW_SUFFIX):
@@ -171,7 +182,7 @@ class IndexFiles:
         self._mode = mode
         self.page_size = self.padded_size = page_size
         self.written_max = min(WRITE_FILES_MAX, open_files_max)
-        self.placed: set[str] = set()  # new files of the last write, if it failed, that have their names already
+        self._absent: set[str] = set()  # where failed writes have left no file: none need be read to replace it
         self._synced: dict[str, None] = {}  # directories whose older names are durable
         self._leftovers: dict[str, None] = {}  # of failed writes whose ledger's file is not in place yet
         self._strays: dict[str, None] = {}  # leftovers to remove
@@ -293,7 +304,7 @@ class IndexFiles:
         Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
         """
         new = [change for change in writes if change.is_new]
-        self.placed = set()
+        self._absent.update(change.path for change in new if change.path not in change.replaces)
         if new:
             self._disk.make_directories(*dict.fromkeys(posixpath.dirname(change.path) for change in new))
         files: list[File] = []
@@ -321,14 +332,15 @@ class IndexFiles:
         """Give new files their names. Remember what a failure leaves. Raises: DiskFull, OSError, SyncFailed."""
         for index, change in enumerate(new):
             try:
-                if change.moved_from is None:
-                    self._put_in_place(change.path)
+                self._absent.discard(change.path)
+                if change.replaces:
+                    self._replace(change.path, change.replaces)
                 else:
-                    self._replace_elsewhere(change.path, change.moved_from)
+                    self._put_in_place(change.path)
             except (OSError, DiskFull):
-                self.placed = {other.path for other in new[:index]}
                 self._remember([change.path + MOVING_SUFFIX, *(other.path + NEW_SUFFIX for other in new[index:])])
                 raise
+            self._absent.difference_update(change.replaces)
             self._release_leftovers(change.path)
 
     def _remember(self, paths: Sequence[str]) -> None:
@@ -381,18 +393,26 @@ class IndexFiles:
             self._disk.rename(path, path + DAMAGED_SUFFIX)
         self._disk.rename(path + NEW_SUFFIX, path)
 
-    def _replace_elsewhere(self, path: str, moved_from: str) -> None:
-        """Give a new file its name and remove the one that it replaces: never are there two. Source: storage 4.7."""
-        self._files.forget(moved_from)
-        self._files.forget(path)
-        if path != moved_from and self._disk.exists(moved_from):
+    def _replace(self, path: str, replaces: Sequence[str]) -> None:
+        """Give a new file its name and remove those that it replaces: never are there two. Source: storage 4.7.
+
+        If there are two already, a start trusts none of them. Then the new one may join them until they are removed.
+        """
+        for place in (path, *replaces):
+            self._files.forget(place)
+        others = [place for place in replaces if place != path and place not in self._absent]
+        old = [place for place in others if self._disk.exists(place)]
+        if len(old) == 1 and not self._disk.exists(path):
             self._disk.rename(path + NEW_SUFFIX, path + MOVING_SUFFIX)
             sync_directory(self._disk, posixpath.dirname(path))
-            unlink_all(self._disk, [moved_from])
+            unlink_all(self._disk, old)
             self._disk.rename(path + MOVING_SUFFIX, path)
-        else:
-            self._disk.rename(path + NEW_SUFFIX, path)
-            remove(self._disk, path + MOVING_SUFFIX)  # left by a failed attempt
+            return
+        self._disk.rename(path + NEW_SUFFIX, path)
+        remove(self._disk, path + MOVING_SUFFIX)  # left by a failed attempt
+        if old:
+            sync_directory(self._disk, posixpath.dirname(path))
+            unlink_all(self._disk, old)
 
     def note_holes(self, *, has_holes: bool) -> None:
         """Learn whether ledgers may exist that the index does not name. The catalog has that beside index files."""
@@ -410,6 +430,7 @@ class IndexFiles:
     def forget(self, path: str) -> None:
         """Close a file whose path will name another file or none."""
         self._files.forget(path)
+        self._absent.discard(path)
         self._release_leftovers(path)
 
     def close(self) -> None:

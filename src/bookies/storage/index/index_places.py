@@ -17,8 +17,9 @@ class IndexPlaces:
     """Path of each ledger's index file. `directories`: of index files, the first one for files that are missing.
 
     `new_files`: returns a reader or writer of them. `paths`: of existing files, and of those that are rebuilt.
-    `abandoned`: paths in failed directories, of ledgers that are not rebuilt yet. `moving`: paths of files that the
-    next write replaces in another directory.
+    `abandoned`: paths in failed directories, of ledgers that are not rebuilt yet. `moving`: paths where there may be a
+    file that the next write replaces: the one to leave its directory, and those of writes with an unknown outcome.
+    `rivals`: further files that the start has found, of ledgers that are not loaded yet; none may be trusted.
     """
 
     def __init__(
@@ -33,7 +34,8 @@ class IndexPlaces:
         self.health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self.paths: dict[int, str] = {}
         self.abandoned: dict[int, str] = {}
-        self.moving: dict[int, str] = {}
+        self.moving: dict[int, tuple[str, ...]] = {}
+        self.rivals: dict[int, list[str]] = {}
         self._random = random
         self._files = new_files(1, "r")
         self._path_of = self._files.path_of
@@ -47,11 +49,20 @@ class IndexPlaces:
         """Drop a ledger whose file was removed."""
         self.paths.pop(ledger_id, None)
         self.moving.pop(ledger_id, None)
+        self.rivals.pop(ledger_id, None)
 
-    def note_placed(self, ledger_id: int, path: str) -> None:
-        """Note a new file whose write has failed with that of others: the next one may choose another directory."""
-        if self.paths.get(ledger_id) != path:
-            self.moving[ledger_id] = path
+    def note_attempt(self, ledger_id: int, path: str) -> None:
+        """Note a new file that may be there, or come: its write has failed, or its outcome is lost.
+
+        The next write may choose another directory.
+        """
+        if self.paths.get(ledger_id) != path and not self._files.checks_itself:
+            self.moving[ledger_id] = tuple(dict.fromkeys((*self.moving.get(ledger_id, ()), path)))
+
+    def all_of(self, ledger_id: int) -> list[str]:
+        """Return the paths where there may be a file of the ledger."""
+        path, others = self.paths.get(ledger_id), (*self.moving.get(ledger_id, ()), *self.rivals.get(ledger_id, ()))
+        return list(dict.fromkeys(others if path is None else (path, *others)))
 
     def abandon(self, directory: str) -> list[int]:
         """Return the ledgers whose file is in this directory, which has failed, and is not about to leave it."""
@@ -67,14 +78,14 @@ class IndexPlaces:
         """Return the path where the ledger's file is or should be."""
         return self.abandoned.get(ledger_id, self.paths[ledger_id])
 
-    def for_write(self, ledger_id: int, path: str | None) -> tuple[str, str | None]:
-        """Return (the path of the next write, the file elsewhere that it replaces). `path`: of the file in use."""
-        target, moved_from = path or self.paths.get(ledger_id), self.moving.get(ledger_id)
-        if target is None or (path is None and (moved_from is not None or self.health.is_failed(target))):
+    def for_write(self, ledger_id: int, path: str | None) -> tuple[str, tuple[str, ...]]:
+        """Return (the path of the next write, the files that it may replace). `path`: of the file in use."""
+        target, moving = path or self.paths.get(ledger_id), self.moving.get(ledger_id, ())
+        if target is None or (path is None and (moving or self.health.is_failed(target))):
             home = self._files.home_of(ledger_id)
             directory = home or self._random.choice(self.health.candidates(self.directories))
             target = posixpath.join(directory, self._path_of(ledger_id))
-        return target, None if moved_from is not None and self.health.is_failed(moved_from) else moved_from
+        return target, tuple(replaced for replaced in moving if not self.health.is_failed(replaced))
 
     @property
     def is_crowded(self) -> bool:

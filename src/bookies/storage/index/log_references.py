@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bookies.errors import LedgerUnknownToBookie
+from bookies.errors import DataUnknown, LedgerUnknownToBookie
 from bookies.storage.index import slot_scans
 from bookies.storage.index.index import LedgerIndex
 
@@ -25,8 +25,8 @@ async def greatest_offsets(
             ledger = await index.load(ledger_id)
             with ledger:
                 offsets = await index.scan_slots(ledger, slot_scans.greatest_offsets, log_ids)
-        except LedgerUnknownToBookie:
-            continue  # It has been deleted.
+        except (LedgerUnknownToBookie, DataUnknown):
+            continue  # It has been deleted. While a part of the journal is lost, `load` does not say so.
         for log_id, offset in offsets.items():
             greatest[log_id] = max(greatest.get(log_id, 0), offset)
     return greatest

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from bookies.errors import CorruptRecord, DiskFull
+from bookies.errors import CorruptRecord, DiskFull, StorageError
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, SimDisk
 from bookies.lab.sim.world.loop import Crashed
 from bookies.runtime.files import OsDisk
@@ -173,6 +173,17 @@ def test_ends_moves_that_a_crash_interrupted(disk: SimDisk) -> None:
     disk.put("/i1/0/8/8.idx.rloc", HEADER)
     assert find_index_files(disk, ["/i0", "/i1"]) == {7: "/i0/0/7/7.idx", 8: "/i1/0/8/8.idx"}
     assert sorted(disk.files()) == ["/i0/0/7/7.idx", "/i1/0/8/8.idx"]
+
+
+def test_two_files_of_a_ledger_are_rivals_or_refused(disk: SimDisk) -> None:
+    """Who does not ask for rivals, as a conversion, would take any of them."""
+    for directory in ("/i0", "/i1"):
+        disk.put(f"{directory}/0/7/7.idx", HEADER)
+    rivals: dict[int, list[str]] = {}
+    assert find_index_files(disk, ["/i0", "/i1"], rivals) == {7: "/i0/0/7/7.idx"}
+    assert rivals == {7: ["/i1/0/7/7.idx"]}
+    with pytest.raises(StorageError, match=r"/i1/0/7/7\.idx and /i0/0/7/7\.idx are of one ledger; start the bookie"):
+        find_index_files(disk, ["/i0", "/i1"])
 
 
 def test_damaged_headers_are_told(disk: SimDisk) -> None:
