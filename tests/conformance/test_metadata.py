@@ -1175,6 +1175,11 @@ def test_the_record_of_a_deleted_ledger_is_made_again_once_its_id_is_allowed(kin
         assert (await two.given_ids()).spent == ((2, 2), (4, 4))
         await one.restore_ids(GivenIds(0, ((3, 3),)))  # As after a creation that failed.
         assert (await two.given_ids()).spent == ((2, 4),)
+        with pytest.raises(LedgerExists):
+            await two.create_ledger(ledger(3))
+        await one.unspend_id(3)
+        await two.restore_ids(GivenIds(0, ((3, 3),)))  # What it remembers is older.
+        assert (await one.given_ids()).spent == ((2, 4),)
         await one.unspend_id(3)
         for spent in (2, 4):
             with pytest.raises(LedgerExists):

@@ -186,6 +186,7 @@ class SpentIds:
                 continue  # Another client changed the list.
 
     async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
+        self.forget(self._nodes.paths.spent_list(base))  # An older copy may have ids that the list lacks.
         path, ids, version = await self.around(base)
         before = pack_spent(ids)
         for first, last in added:
