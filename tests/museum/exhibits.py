@@ -597,4 +597,4 @@ def _(patch: Patch) -> None:
         self._names = [self._names[0]] * len(self._names)
 
     patch.setattr(MarkFiles, "__init__", initialize)
-    patch.setattr(marks, "credible_mark", lambda disk, directory, found, size_max: found[0] if found else LogMark())
+    patch.setattr(marks, "credible_mark", lambda disk, directory, found, *rest: found[0] if found else LogMark())

@@ -36,8 +36,9 @@ def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_one_that_runs_on_is_interrupted_or_killed() -> None:
     code = (
         "import os, sys, time\n"
-        "print('x' * 5000, 'begun', sep='\\n', file=sys.stderr, flush=True)\n"
-        "try: time.sleep(600)\n"
+        "try:\n"
+        "    print('x' * 5000, 'begun', sep='\\n', file=sys.stderr, flush=True)\n"
+        "    time.sleep(600)\n"
         "except KeyboardInterrupt: print(os.environ['GIVEN'], os.nice(0), file=sys.stderr, end=''); sys.exit(7)\n"
     )
 
