@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import sys
 import threading
 
 from msgspec import Struct
+
+from bookies.runtime import open_files
 
 
 class ProcessUsage(Struct, frozen=True):
@@ -31,18 +32,17 @@ def process_usage() -> ProcessUsage | None:
             fields = file.read().rpartition(b") ")[2].split()  # the name before it may contain spaces
         with open("/proc/stat", "rb") as file:
             boot_s = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
-        open_files = len(os.listdir("/proc/self/fd")) - 1  # without the one of the listing
+        open_count = len(os.listdir("/proc/self/fd")) - 1  # without the one of the listing
     except (OSError, StopIteration):
         return None
     ticks = os.sysconf("SC_CLK_TCK")
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return ProcessUsage(
         cpu_s=(int(fields[11]) + int(fields[12])) / ticks,
         start_s=boot_s + int(fields[19]) / ticks,
         resident_size=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
         virtual_size=int(fields[20]),
-        open_files=open_files,
-        open_files_max=float("inf") if limit == resource.RLIM_INFINITY else limit,
+        open_files=open_count,
+        open_files_max=open_files.limit(),
         threads=threading.active_count(),
         collections=tuple(part["collections"] for part in gc.get_stats()),
     )
